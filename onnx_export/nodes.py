@@ -11,6 +11,8 @@ import onnx
 from cnorm.text import clip, printable, quoted
 from onnx_export.errors import Unreadable
 
+_MOST_CALLS_DEEP = 8  # functions that pass on an attribute, in a row
+
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """The subgraphs of a node, each with the name of its attribute."""
@@ -45,6 +47,46 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from graph.node
     for function in model.functions:
         yield from function.node
+
+
+def settle_references(model: onnx.ModelProto) -> None:
+    """Give attributes that local functions take from their calls the value that these agree on.
+
+    An attribute that a call leaves out has the function's default, or is left out.
+    """
+    for _ in range(_MOST_CALLS_DEEP):
+        calls: dict[tuple, list[onnx.NodeProto]] = {}
+        for node in model_nodes(model):
+            calls.setdefault((node.domain, node.op_type, node.overload), []).append(node)
+        changed = [
+            _settle(function, calls.get((function.domain, function.name, function.overload), []))
+            for function in model.functions
+        ]
+        if not any(changed):
+            return
+
+
+def _settle(function: onnx.FunctionProto, calls: list[onnx.NodeProto]) -> bool:
+    """`settle_references` in one function; returns whether an attribute was replaced."""
+    default = {each.name: each for each in function.attribute_proto}
+    settled: dict[str, onnx.AttributeProto | None] = {}
+    for name in {*function.attribute, *default} if calls else ():
+        given = [next((each for each in call.attribute if each.name == name), default.get(name)) for call in calls]
+        same = all(each == given[0] for each in given)
+        if same and not (given[0] is not None and given[0].ref_attr_name):
+            settled[name] = given[0]
+    changed, pending = False, list(function.node)
+    while pending:
+        node = pending.pop()
+        pending += [inner for _, graph in subgraphs(node) for inner in graph.node]
+        for each in [each for each in node.attribute if each.ref_attr_name in settled]:
+            value, name, changed = settled[each.ref_attr_name], each.name, True
+            if value is None:
+                node.attribute.remove(each)
+            else:
+                each.CopyFrom(value)
+                each.name = name
+    return changed
 
 
 def drop_omitted_biases(model: onnx.ModelProto) -> list[str]:

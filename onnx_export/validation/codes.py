@@ -83,6 +83,8 @@ CODES = {
     "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one, or an operator "
     "that calls itself a norm is not known.",
     "unread": "The validator failed on this node and looked at the rest. Please report it.",
+    "weights-nan": "A weight, bias or stored state of the recurrent node holds NaN or Inf, which spread. "
+    "Look at the training run or the conversion of the weights.",
     "wrong": "The norm does not compute what it claims. To blame is the file if its nodes compute another function or "
     "their formula loses all accuracy; the kernel if onnxruntime is off by more than 100 times the bound or gives NaN "
     "for finite input; the optimiser if the norm is right without optimisation.",

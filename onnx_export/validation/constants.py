@@ -34,10 +34,14 @@ _PLAIN = tuple(map(np.dtype, ("float16", "float32", "float64", "int32", "int64")
 _SPATIAL = frozenset({"pads", "kernel_shape", "dilations", "strides"})
 
 
+def is_random(node: onnx.NodeProto) -> bool:
+    """Whether a node gives other results each time."""
+    return node.op_type in _RANDOM or node.op_type.startswith("Random")
+
+
 def folds(node: onnx.NodeProto) -> bool:
     """Whether the results of a node may be folded if its inputs are constants."""
-    kind = node.op_type
-    if kind in _RANDOM or kind.startswith("Random") or node.domain not in ("", "ai.onnx"):
+    if is_random(node) or node.domain not in ("", "ai.onnx"):
         return False
     return not any(each.name in _SPATIAL or each.HasField("g") or each.graphs for each in node.attribute)
 
@@ -117,6 +121,8 @@ def stored_value(tensor: onnx.TensorProto) -> np.ndarray | None:
 def constant_node(node: onnx.NodeProto) -> np.ndarray | None:
     """The value of a Constant node, None for a kind that no norm uses."""
     for attribute in node.attribute:
+        if attribute.ref_attr_name:  # given by the call of a function
+            return None
         if attribute.name == "value" and attribute.HasField("t"):
             return stored_value(attribute.t)
         if attribute.name in ("value_float", "value_floats"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import onnx
@@ -9,19 +10,22 @@ import onnx
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import CENTRED, LAYER, RMS
 from onnx_export.validation.folded import folded_mean
+from onnx_export.validation.further import any_radicand, any_root
 from onnx_export.validation.fused import batch_norm, lp_norm
 from onnx_export.validation.graph import Scope, attribute, op
 from onnx_export.validation.match import Match
 from onnx_export.validation.moments import Moments
 from onnx_export.validation.norm import NONE, NearMiss, Norm
-from onnx_export.validation.powers import Power, next_power
+from onnx_export.validation.powers import NEAR, Power, next_power
+from onnx_export.validation.radicand import Radicand, radicand
 from onnx_export.validation.resembling import absolute, uncentred
 from onnx_export.validation.statistic import Mean, Variance
-from onnx_export.validation.values import PASSED, QUANTISERS, RESHAPERS, SAME, Values
+from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, Values
 
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
 _STEPS = (_STARTS - {"ReduceL2"}) | {"Neg", "Exp", "Max", "Clip", "Add"}  # on the way from a variance to the quotient
+_ROOTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log"})  # of what may be a variance in any writing
 _FUSED = frozenset({"BatchNormalization", "LpNormalization"})
 _FIRST = _STARTS | _FUSED
 
@@ -33,7 +37,8 @@ class Matcher:
         self.scope = scope
         self.values = Values(scope)
         self.moments = Moments(self.values)
-        self._radicands: dict[str, tuple[Variance | None, list[onnx.NodeProto], dict]] = {}
+        self._evaluated: set[str] = set()
+        self._radicands: dict[tuple[str, Callable], Radicand] = {}
 
     def match(self, node: onnx.NodeProto) -> list[Norm]:
         """The norms and near misses whose variance and eps, or variance, `node` is the first to use."""
@@ -52,17 +57,25 @@ class Matcher:
             for name in dict.fromkeys(node.input):
                 if not self._may_use(node, kind, name):
                     continue
-                if name not in self._radicands:
-                    self._radicands[name] = self._with_eps(name)
-                variance, nodes, eps = self._radicands[name]
-                begun = variance and self._begun(variance, name, Power(), nodes, **eps)
-                wholes += self._advance(begun, node, _LONGEST) if begun else []
+                wholes += self._from(node, name, radicand)
+                divided = kind == "Div" and name == node.input[1]
+                if not wholes and (divided or kind in _ROOTS) and name not in self._evaluated:
+                    self._evaluated.add(name)
+                    wholes += self._from(node, name, any_radicand)
             if not wholes and kind == "Div":
                 found = absolute(self, node)
                 wholes = [found] if found else []
         wholes = [whole for each in wholes if (whole := (each.matcher or self)._finished(each))]
         certain = [found for found in wholes if not found.odd]
         return [self._norm(found) for found in certain or wholes[:1]]
+
+    def _from(self, node: onnx.NodeProto, name: str, find: Callable[[Moments, str], Radicand]) -> list[Match]:
+        """The matches that begin at `node` if its input `name` is what `find` takes for a variance and eps."""
+        if (name, find) not in self._radicands:
+            self._radicands[name, find] = find(self.moments, name)
+        variance, nodes, eps = self._radicands[name, find]
+        begun = variance and self._begun(variance, name, Power(), nodes, **eps)
+        return (self.advance(begun, node, _LONGEST) or any_root(self, begun, _LONGEST)) if begun else []
 
     def _may_use(self, node: onnx.NodeProto, kind: str, name: str) -> bool:
         """Whether `node` takes a step from a variance if that is its input `name`: not if it scales or divides it."""
@@ -118,44 +131,6 @@ class Matcher:
             **{"eps_dtype": self.values.dtype(name)} | facts,
         )
 
-    def _with_eps(self, name: str) -> tuple[Variance | None, list[onnx.NodeProto], dict]:
-        """The variance in var + eps or var - eps, the nodes after it, and the fields eps, eps_dtype, eps_first."""
-        radicand, nodes = self.values.strip(name, PASSED)
-        total = self.scope.producer(radicand)
-        if total is None:
-            return None, nodes, {}
-        none = {"eps": 0.0, "eps_dtype": self.scope.dtype(radicand)}
-        if op(total) == "Sum":
-            return self._with_parts_of_eps(total, nodes, none)
-        if op(total) not in ("Add", "Sub"):
-            return self.moments.variance(radicand), nodes, none
-        if op(total) == "Sub" and self.values.scalar(total.input[1]) is not None:
-            eps = {"eps": -self.values.scalar(total.input[1]), "eps_dtype": self.values.dtype(total.input[1])}
-            return self.moments.variance(total.input[0]), [*nodes, total], eps
-        for index, (a, b) in enumerate((total.input, reversed(total.input))) if op(total) == "Add" else ():
-            inner, between = self.values.strip(a, SAME | QUANTISERS)
-            variance, rest = None, self.values.made_by(inner, "Sub")
-            if self.values.scalar(a) is not None:
-                eps = {"eps": self.values.scalar(a), "eps_dtype": self.values.dtype(a), "eps_first": index == 0}
-                variance, path = self.moments.variance(b), [*nodes, total]
-            elif rest is not None and self.values.scalar(rest.input[0]) is not None:
-                # E[x^2] + (eps - E[x]^2), as TensorFlow's optimiser writes it
-                eps = {"eps": self.values.scalar(rest.input[0]), "eps_dtype": self.values.dtype(rest.input[0])}
-                variance, path = self.moments.one_pass(b, rest.input[1]), [*nodes, *between, rest, total]
-            if variance is not None:
-                return variance, path, eps
-        return self.moments.variance(radicand), nodes, none
-
-    def _with_parts_of_eps(self, total: onnx.NodeProto, nodes: list[onnx.NodeProto], none: dict):
-        """`_with_eps` of a Sum of a variance and several constants."""
-        parts = [self.values.scalar(each) for each in total.input]
-        rest = [name for name, part in zip(total.input, parts, strict=True) if part is None]
-        if len(rest) != 1 or len(parts) == 1:
-            return self.moments.variance(total.output[0]), nodes, none
-        eps = {"eps": sum(part for part in parts if part is not None), "eps_first": parts[0] is not None}
-        eps["eps_dtype"] = self.values.narrowest(*(set(total.input) - {*rest}))
-        return self.moments.variance(rest[0]), [*nodes, total], eps
-
     def _norm(self, found: Match) -> Norm:
         variance = found.variance
         return Norm(
@@ -187,14 +162,14 @@ class Matcher:
         """The match continued through each consumer of the deviation that leads to a norm, in inner graphs too."""
         wholes: list[Match] = []
         for user, std, path in self.values.users(found.std) if depth >= 0 else ():
-            wholes += self._advance(found.add(*path, std=std), user, depth)
+            wholes += self.advance(found.add(*path, std=std), user, depth)
             for inner in self.scope.inner if any(True for _ in subgraphs(user)) else ():
                 if inner.owner is user:
                     matcher = Matcher(inner)
                     wholes += [each.but(matcher=matcher) for each in matcher._follow(found.add(*path, std=std), depth)]
         return wholes
 
-    def _advance(self, found: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
+    def advance(self, found: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
         """The match continued through `user`, which divides by the deviation or is a step towards it."""
         kind = op(user)
         if kind not in _STEPS:
@@ -275,8 +250,8 @@ class Matcher:
 
     def _powered(self, found: Match, exponent: float, last: onnx.NodeProto, depth: int) -> list[Match]:
         """The quotient by var^exponent: a norm for -1/2, else divided once more, or a near miss."""
-        if abs(exponent + 0.5) <= 1e-4:
-            return [found]
+        if abs(exponent + 0.5) <= NEAR:  # exponents such as a third are rounded, as a stored 1/n is
+            return [found if exponent == -0.5 else found.but(stored_reciprocal=True)]
         for user in self.scope.consumers(found.y) if depth > 0 and exponent < 0 else ():
             other = [name for name in user.input if name != found.y]
             again = op(user) == "Div" and user.input[0] == found.y and found.std in other
@@ -284,14 +259,14 @@ class Matcher:
             if again:
                 more = found.add(user, y=user.output[0])
                 return self._powered(more, exponent - abs(found.power.exponent), user, depth - 1)
-        deviation = abs(exponent - 0.5) <= 1e-4
+        deviation = abs(exponent - 0.5) <= NEAR
         if found.rms and (exponent > 0 or found.excess):
             return []
         if not found.eps > 0 and not deviation:
             return []
         if deviation:
             reason = "it is multiplied by the deviation, not divided"
-        elif abs(exponent + 1) <= 1e-4:
+        elif abs(exponent + 1) <= NEAR:
             reason = "it divides by the variance, not by its root"
         else:
             reason = f"it is multiplied by the variance to the power {exponent:.3g}, not -0.5"

@@ -1,4 +1,4 @@
-"""A mean in a writing that `moments` does not know: it is evaluated and compared with means of x over its axes."""
+"""Means, variances and roots in writings that the patterns do not know: evaluated on made-up values and compared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from onnx import TensorProto, helper
 
 from onnx_export.float64 import Float64
 from onnx_export.nodes import subgraphs
+from onnx_export.validation.constants import is_random
 from onnx_export.validation.graph import Scope, cut, op, unit_roundoff
 from onnx_export.validation.statistic import Mean
-from onnx_export.validation.values import RESHAPERS, SAME, SUMS, Values
+from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, SUMS, Values
 
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
+_MOST_TRIED = 6  # values whose moment another one may be
 _OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open
 # what a mean of squares may be written with; Mul and Div by constants
 _LINEAR = SAME | RESHAPERS | SUMS
@@ -32,12 +34,15 @@ _LAYOUT = SAME | RESHAPERS | {"Transpose"}
 class Evaluated:
     """The mean of x over some axes that a value is, `factor` times if these are the last one.
 
-    `direct` if its nodes start at x, not at a value of which x is a transposed one.
+    `direct` if its nodes start at x, not at a value of which x is a transposed one. A moment may be `about_mean`, the
+    variance of x, or the mean of its squares, and `eps` may be added.
     """
 
     mean: Mean
     direct: bool
     factor: float
+    about_mean: bool = False
+    eps: float = 0.0
 
 
 def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated | None:
@@ -52,10 +57,10 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated |
     if not nodes:
         return None
     try:
-        before, lost = _run(values.scope, [*moves, *nodes], base, x, other)
+        before, lost = _run(values.scope, [*moves, *nodes], base, (x, other))
+        lost = sign * np.broadcast_to(lost, before.shape)
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
         return None
-    lost = sign * lost
     unit = max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(other)))
     axes, factor = _axes_of(before, lost, 16 * unit * float(np.max(np.abs(before))))
     if axes is None:
@@ -87,6 +92,89 @@ def squares_before(values: Values, name: str) -> str | None:
     return found if found and not pending and found != name else None
 
 
+def evaluated_moment(values: Values, name: str) -> Evaluated | None:
+    """The mean square or the variance of another value that a value is, in any writing, perhaps with eps added."""
+    scope, tried = values.scope, 0
+    for base in _ancestors(scope, name):
+        nodes = _between(scope, base, [name]) if _is_smaller(scope, name, base) else None
+        if not nodes or tried == _MOST_TRIED:
+            continue
+        tried += 1
+        try:
+            given = _made_up(scope.shape(base))
+            added = np.unique(_run(scope, nodes, base, (name,), np.zeros(given.shape))[0])
+            if added.size != 1 or not np.isfinite(added[0]):
+                continue
+            (held,) = _run(scope, nodes, base, (name,), given)
+            held = np.broadcast_to(_as_kept(held, given), given.shape) - added[0]
+        except Exception:  # as in `evaluated_mean`
+            continue
+        rounding = 4 * max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(name)))  # of a stored 1/n
+        for about_mean, x, moment in ((False, given * given, np.mean), (True, given, np.var)):
+            axes, factor = _multiple_of(x, held, 2.0**-20 * float(np.max(np.abs(given))) ** 2, moment)
+            if axes is not None and 0.5 < factor < 2:  # others are sums
+                mean = Mean(base, axes, True, tuple(nodes), reshaped=True, stored_reciprocal=True)
+                factor = 1.0 if abs(factor - 1) <= rounding else factor
+                return Evaluated(mean, True, factor, about_mean, float(added[0]))
+    return None
+
+
+def _multiple_of(x: np.ndarray, found: np.ndarray, allowed: float, moment) -> tuple[tuple[int, ...] | None, float]:
+    """The axes over which `found` is a multiple of a moment of x, None if over none, and what multiple."""
+    for axes in _subsets([axis for axis, size in enumerate(x.shape) if size > 1]):
+        exact = np.broadcast_to(moment(x, axis=axes, keepdims=True), x.shape)
+        factor = float(np.sum(found * exact) / np.sum(exact * exact))
+        if np.max(np.abs(found - factor * exact)) <= allowed:
+            return axes, factor
+    return None, 1.0
+
+
+def _is_smaller(scope: Scope, name: str, base: str) -> bool:
+    """Whether a value has fewer elements than another, by what is known without a run."""
+    shape, own = scope.shape(base), scope.shape(name)
+    if shape is None or own is None or max(len(shape), len(own)) > _MOST_AXES:
+        return False
+    return prod(_sizes(own)) < prod(_sizes(shape)) <= _MOST_ELEMENTS
+
+
+def _as_kept(held: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """A statistic of the last axis with this axis, where it has lost it."""
+    return held[..., None] if held.shape == given.shape[:-1] else held
+
+
+def evaluated_power(values: Values, base: str, name: str) -> tuple[float, list[onnx.NodeProto]] | None:
+    """(exponent, nodes): the power of a positive value `base` that another value is, elementwise, in any writing."""
+    scope, shape = values.scope, values.scope.shape(base)
+    nodes = _between(scope, base, [name])
+    if not nodes or shape is None:
+        return None
+    try:
+        sizes = _sizes(shape)
+        given = np.exp(np.random.default_rng(0).uniform(-4, 4, sizes))
+        (held,) = _run(scope, nodes, base, (name,), given)
+        given = np.broadcast_to(given, held.shape)
+        with np.errstate(all="raise"):
+            made = np.log(held)
+    except Exception:  # as in `evaluated_mean`, and no power of a positive value
+        return None
+    logarithm = np.log(given)
+    exponent = float(np.sum(made * logarithm) / np.sum(logarithm * logarithm))
+    unit = max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(name)))
+    return (exponent, nodes) if np.max(np.abs(made - exponent * logarithm)) <= 64 * unit else None
+
+
+def _ancestors(scope: Scope, name: str) -> list[str]:
+    """The values from which one is computed, nearest first, up to a limit."""
+    reached, seen = [name], {name}
+    for current in reached:
+        node = scope.producer(current)
+        for each in node.input if node is not None and len(reached) < _MOST_NODES else ():
+            if each and each not in seen and scope.constant(each) is None:
+                seen.add(each)
+                reached.append(each)
+    return reached[1:]
+
+
 def _has_constant(scope: Scope, node: onnx.NodeProto) -> bool:
     return any(scope.constant(name) is not None for name in node.input)
 
@@ -114,7 +202,7 @@ def _between(scope: Scope, base: str, names: list[str]) -> list[onnx.NodeProto] 
         if name == base or not name or scope.constant(name) is not None:
             continue
         node = scope.producer(name)
-        if node is None or len(nodes) == _MOST_NODES or any(True for _ in subgraphs(node)):
+        if node is None or len(nodes) == _MOST_NODES or is_random(node) or any(True for _ in subgraphs(node)):
             return None
         if id(node) not in nodes:
             nodes[id(node)] = node
@@ -122,22 +210,35 @@ def _between(scope: Scope, base: str, names: list[str]) -> list[onnx.NodeProto] 
     return list(nodes.values())
 
 
-def _run(scope: Scope, nodes, base: str, x: str, other: str) -> tuple[np.ndarray, np.ndarray]:
-    """x and `other` in float64, for values of `base` whose means over all axes differ."""
-    sizes = [_OPEN[axis] if size is None else size for axis, size in enumerate(scope.shape(base))]
-    if prod(sizes) > _MOST_ELEMENTS:
-        raise ValueError("too large")
-    rng = np.random.default_rng(0)
-    given = rng.normal(size=sizes)
-    for axis, size in enumerate(sizes):
-        given += rng.normal(1, 1, size).reshape(-1, *(1,) * (len(sizes) - 1 - axis))
+def _run(scope: Scope, nodes, base: str, names: tuple[str, ...], given=None) -> list[np.ndarray]:
+    """Values in float64, for values of `base`: those `given`, or some whose means over all axes differ."""
+    if given is None:
+        given = _made_up(scope.shape(base))
     kind = scope.dtype(base) or TensorProto.FLOAT
     model = onnx.ModelProto(ir_version=8)
     model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
-    wanted = [name for name in dict.fromkeys((x, other)) if name != base]
-    found = Float64(cut(model, scope, nodes, wanted, {base: (kind, sizes)})).run({base: given})
-    before = given if x == base else found[x]
-    return before, np.broadcast_to(found[other], before.shape)
+    wanted = [name for name in dict.fromkeys(names) if name != base]
+    part = cut(model, scope, nodes, wanted, {base: (kind, given.shape)})
+    for node in part.graph.node:
+        if op(node) in QUANTISERS:  # passed as a pair; constants are dequantised already
+            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output))
+    found = Float64(part).run({base: given})
+    return [given if name == base else found[name] for name in names]
+
+
+def _sizes(shape: tuple[int | None, ...]) -> list[int]:
+    """A shape with sizes for those that the file leaves open."""
+    return [_OPEN[axis] if size is None else size for axis, size in enumerate(shape)]
+
+
+def _made_up(shape: tuple[int | None, ...]) -> np.ndarray:
+    sizes, rng = _sizes(shape), np.random.default_rng(0)
+    if prod(sizes) > _MOST_ELEMENTS:
+        raise ValueError("too large")
+    given = rng.normal(size=sizes)
+    for axis, size in enumerate(sizes):
+        given += rng.normal(1, 1, size).reshape(-1, *(1,) * (len(sizes) - 1 - axis))
+    return given
 
 
 def _axes_of(x: np.ndarray, lost: np.ndarray, allowed: float) -> tuple[tuple[int, ...] | None, float]:

@@ -28,7 +28,7 @@ from onnx_export.model_io import (
     parse,
     read,
 )
-from onnx_export.nodes import drop_omitted_biases, model_graphs, model_nodes, sort_nodes
+from onnx_export.nodes import drop_omitted_biases, model_graphs, model_nodes, settle_references, sort_nodes
 from onnx_export.validation import inputs, lint, outputs, recurrent, recurrent_lint, stress, verdict
 from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
@@ -342,6 +342,7 @@ def _find(model, weights, options: Options, report: ValidationReport, emit) -> t
         # the calls of functions may contradict what they declare; inlined, onnxruntime does not see it
         report.problem = _refusal(model, weights) if model.functions else ""
         model = inline(model)
+        settle_references(model)
     if options.infer_shapes:
         emit("stage", "shapes")
         try:

@@ -9,7 +9,8 @@ import onnx
 
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.contractions import WEIGHTED, weighted_sum
-from onnx_export.validation.evaluated import evaluated_mean, squares_before
+from onnx_export.validation.evaluated import evaluated_mean
+from onnx_export.validation.further import moment_of_squares
 from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.statistic import Centred, Mean, Variance, before_unsqueeze, miscounted
@@ -293,28 +294,17 @@ class Moments:
             found = self.one_pass(*node.input)
             return found and found.through([*path, node])
         if op(node) in ("Mul", "Div") and self.mean(inner) is None:
-            return self._rescaled(node, path, depth)
+            moment = moment_of_squares(self, inner)
+            return self.two_pass(moment, path) if moment else self._rescaled(node, path, depth)
         moment = self.second_moment(inner)
-        moment = moment if moment and not self._turned(moment) else self._evaluated_moment(name)
-        return moment and self._two_pass(moment, path)
+        moment = moment if moment and not self._turned(moment) else moment_of_squares(self, name)
+        return moment and self.two_pass(moment, path)
 
     def _turned(self, moment) -> bool:
         """Whether squares were given another rank before their mean, whose axes are not those of x then."""
         base, _, mean, _ = moment
         shapes = self.scope.shape(base), self.scope.shape(mean.source)
         return None not in shapes and len(shapes[0]) != len(shapes[1])
-
-    def _evaluated_moment(self, name: str):
-        """`second_moment` in any writing whose nodes are linear in the squares."""
-        squares = squares_before(self.values, name)
-        base, exponent, nodes = (squares and self.power(squares)) or ("", 0.0, [])
-        found = evaluated_mean(self.values, squares, name, 1) if exponent == 2 else None
-        if found is None or not found.direct:
-            return None
-        n = self.values.count(found.mean.axes, squares)
-        miscount = miscounted(n, n / found.factor, 2.0**-11) if n and found.factor != 1 else NONE
-        mean = replace(found.mean, miscount=miscount)
-        return base, exponent, mean, [*nodes, *mean.nodes]
 
     def _transposed(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
         """A variance before a Transpose, without the nodes that centre x: the numerator has their result transposed."""
@@ -333,7 +323,7 @@ class Moments:
             return None
         base, path = self._unsigned(found.source)
         moment = base, 2.0, replace(found, total=True), [*path, *found.nodes]
-        return self._two_pass(moment, [])
+        return self.two_pass(moment, [])
 
     def _squared_root(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The Sqrt whose result `node` squares, else None."""
@@ -358,7 +348,7 @@ class Moments:
                 return found.through([*path, node, *([] if self.values.scalar(b) else self.values.chain(b)[0])], near)
         return None
 
-    def _two_pass(self, moment, path: list[onnx.NodeProto]) -> Variance | None:
+    def two_pass(self, moment, path: list[onnx.NodeProto]) -> Variance | None:
         """mean((x - mean(x))^2), or mean(x^2)."""
         base, exponent, mean, nodes = moment
         near = mean.miscount

@@ -9,7 +9,7 @@ import onnx
 from onnx_export.validation.graph import op
 from onnx_export.validation.values import Values
 
-_SAME = 1e-4  # of exponents, which a half type may have rounded
+NEAR = 1e-3  # of exponents, which a half type may have rounded; evaluation decides about what is that near
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Power:
 
     def is_(self, exponent: float) -> bool:
         """Whether it is this power, not a logarithm."""
-        return not self.logged and abs(self.exponent - exponent) <= _SAME
+        return not self.logged and abs(self.exponent - exponent) <= NEAR
 
     def times(self, factor: float) -> Power:
         """The power of this power."""

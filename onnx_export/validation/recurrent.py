@@ -327,6 +327,9 @@ def judge(model: onnx.ModelProto, each: Recurrent, report: CellReport, calls, se
     report.verdict, report.detail = "ok", ""
     for level in _LEVELS:
         slot, error, bound = _of_all(judges, level, seed)
+        if np.isnan(bound):
+            report.verdict, report.detail = "not exercised", "no result is finite"
+            return
         if level == "off":
             report.error, report.bound = error, bound
         ratio = error / max(bound, np.finfo(float).tiny)

@@ -25,8 +25,18 @@ def lint(each: Recurrent) -> Iterator[Finding]:
     if each.cell is None:
         yield Finding("error", "unread", each.problem, each.name)
         return
+    yield from _not_finite(each)
     yield from _stateless(each)
     yield from _frozen(each)
+
+
+def _not_finite(each: Recurrent) -> Iterator[Finding]:
+    for slot in ("W", "R", "B", "P", "initial_h", "initial_c"):
+        value = each.constant(slot)
+        bad = 0 if value is None or value.dtype.kind != "f" else int(np.sum(~np.isfinite(value)))
+        if bad:
+            message = f"{slot} holds NaN or Inf, {bad} of {value.size} values"
+            yield Finding("error", "weights-nan", message, each.name)
 
 
 def _steps(each: Recurrent) -> int | None:

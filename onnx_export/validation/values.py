@@ -13,7 +13,7 @@ from onnx_export.validation.graph import Scope, attribute, op, unit_roundoff
 
 SAME = frozenset({"Identity", "Cast", "CastLike"})
 QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})  # passed as a pair
-RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
+RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Tile"})
 PASSED = SAME | RESHAPERS | QUANTISERS  # between a statistic and its use
 SUMS = frozenset({"Add", "Sub", "Sum"})
 REDUCED_SUMS = ("ReduceSum", "ReduceSumSquare", "Einsum")

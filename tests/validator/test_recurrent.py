@@ -387,3 +387,15 @@ def test_the_older_exporter_is_like_the_current_one(name, tmp_path):
         pytest.skip("the current exporter writes an RNN as elementary operators")
     older, current = (facts(recurrent(f"{name}@{which}", tmp_path)) for which in ("older", "current"))
     assert not list(compare(older, current))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("slot", ["W", "R", "B"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_weights_that_are_not_finite_are_an_error(kind, slot, value, rng, tmp_path):
+    weights = weights_of(rng, kind, 1)
+    weights[slot].flat[1] = value
+    report = examined(build(kind, weights), tmp_path / "m.onnx")
+    assert "weights-nan" in codes(report)
+    assert report.exit_code() == 1
+    assert report.cells[0].verdict != "ok" or value == np.inf  # gates of infinite sums are finite
