@@ -97,7 +97,7 @@ static NOINLINE void FN(write_column_edges)(const FN(batch) *b, ptrdiff_t first,
             const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
             const FN(columns) c = FN(columns_at)(b, j, from, to, backward, 0);
             const V y = FN(column_output)(&c, b, r, j, to, backward, 0);
-            FN(put_range)((X *)b->v.out + r * b->v.out_stride + j, from, to, y, carry);
+            FN(put)((X *)b->v.out + r * b->v.out_stride + j, from, to, y, carry);
         }
 }
 

@@ -136,12 +136,9 @@ INLINE int is_tiny(ptrdiff_t n, const float *x)
     return any_i32(subnormal) || (!any_i32(large) && any_i32(any));
 }
 
-/* |x| as a float64, exactly, from its bits: to convert a subnormal number is what floored avoids. Infinity and NaN are
- * above all numbers. */
-INLINE double wide_magnitude(float x)
+/* |x| as a float64, exactly, from its bits: to convert a subnormal number is what floored avoids */
+INLINE double wide_magnitude(int32_t bits)
 {
-    int32_t bits;
-    memcpy(&bits, &x, sizeof bits);
     const int32_t magnitude = bits & 0x7fffffff;
     if (magnitude < LEAST_NORMAL) return (double)magnitude * 0x1p-149;
     const int64_t wide = ((int64_t)magnitude << 29) + ((int64_t)(1023 - 127) << 52);
@@ -157,18 +154,12 @@ INLINE double or_zero(double v, double least) { return fabs(v) < least ? 0 : v; 
  * then below 2^-63 */
 RARE double floored(ptrdiff_t n, const float *x, float *to)
 {
-    double largest = 0;
-    int finite = 1;
-    for (ptrdiff_t k = 0; k < n; ++k) {
-        const double magnitude = wide_magnitude(x[k]);
-        finite &= magnitude <= 0x1.fffffep127;
-        if (magnitude > largest) largest = magnitude;
-    }
+    const int32_t largest = largest_bits(n, x);
     memcpy(to, x, (size_t)n * sizeof *to);
-    if (!finite || !is_tiny(n, x)) return 1;
-    const int exponent = exponent_of(largest);
+    if (largest >= INFINITE || !is_tiny(n, x)) return 1;
+    const int exponent = exponent_of(wide_magnitude(largest));
     for (ptrdiff_t k = 0; k < n; ++k)
-        to[k] = copysignf((float)or_zero(wide_magnitude(x[k]) * power_of_two(-exponent), 0x1p-63), x[k]);
+        to[k] = copysignf((float)or_zero(wide_magnitude(bits_of_f32(x[k])) * power_of_two(-exponent), 0x1p-63), x[k]);
     return power_of_two(exponent);
 }
 

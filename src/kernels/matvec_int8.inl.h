@@ -30,18 +30,26 @@ typedef struct int8_scale {
     float to_levels, from_levels;
 } int8_scale;
 
-INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
+/* the largest bits of |x|: their order as integers is that of the numbers, and INFINITE or above are infinity and NaN */
+enum { INFINITE = 0x7f800000 };
+INLINE int32_t largest_bits(ptrdiff_t n, const float *x)
 {
-    i32v lanes = {0}; /* the largest bits of |x|: their order as integers is that of the numbers */
+    i32v lanes = {0};
     for (ptrdiff_t k = 0; k < n; k += VL_F32) {
         const i32v bits = (i32v)load_first_f32(x + k, n - k) & 0x7fffffff, larger = (i32v)(bits > lanes);
         lanes = (bits & larger) | (lanes & ~larger);
     }
     int32_t largest = 0;
     for (int i = 0; i < VL_F32; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest;
+}
+
+INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
+{
+    const int32_t largest = largest_bits(n, x);
     float m;
     memcpy(&m, &largest, sizeof m);
-    if (largest >= 0x7f800000) return (int8_scale){0, (float)NAN};
+    if (largest >= INFINITE) return (int8_scale){0, (float)NAN};
     if (m < 0x1p-100f) return (int8_scale){0, 0};
     return (int8_scale){(float)levels / m, m / (float)levels};
 }
@@ -103,16 +111,10 @@ INLINE double sum_of_squares(const float *z, ptrdiff_t n)
     lane_sum_f32 squares = {.total = 0};
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
-        ptrdiff_t j = start;
-        for (; j + LANES_F32 <= end; j += LANES_F32)
+        for (ptrdiff_t j = start; j < end; j += LANES_F32)
 #pragma GCC unroll 8
             for (int i = 0; i < LANE_VECTORS; ++i) {
-                const f32v v = load_f32(z + j + i * VL_F32);
-                squares.lanes[i] += v * v;
-            }
-        if (j < end)
-#pragma GCC unroll 4
-            for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
+                if (j + i * VL_F32 >= end) break;
                 const f32v v = load_f32(z + j + i * VL_F32);
                 squares.lanes[i] += v * v;
             }

@@ -68,13 +68,11 @@ INLINE void f64_multiply(float *z, ptrdiff_t rows, double by)
 RARE double f64_scaled(float *z, ptrdiff_t rows, double n, double eps)
 {
     double squares = 0, largest = 0;
-    int finite = 1;
     for (ptrdiff_t r = 0; r < rows; r += LANES_F64) {
         const wide_f64 v = wide_at_f32(z + r);
         squares += f64_squares(&v, &largest);
-        for (ptrdiff_t i = r; i < r + LANES_F64; ++i) finite &= fabsf(z[i]) <= 0x1.fffffep127f;
     }
-    if (!finite || squares < n * 0x1p-160) return -1;
+    if (largest_bits(rows, z) >= INFINITE || squares < n * 0x1p-160) return -1;
     const double rstd = 1.0 / sqrt(squares / n + eps);
     f64_multiply(z, rows, rstd);
     return rstd;
@@ -92,7 +90,7 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
     int exponent = NONE, finite = 1;
     int8_scale scales[2] = {{0, 0}};
     for (int i = 0; i < count; ++i) {
-        for (ptrdiff_t k = 0; k < terms[i].w->cols; ++k) finite &= fabsf(terms[i].x[k]) <= 0x1.fffffep127f;
+        finite &= largest_bits(terms[i].w->cols, terms[i].x) < INFINITE;
         if (terms[i].w->type == CNORM_WEIGHT_I8)
             scales[i] = int8_scale_of(terms[i].w->cols, terms[i].x, terms[i].w->levels);
     }

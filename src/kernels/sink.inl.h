@@ -1,4 +1,4 @@
-/* Output: vectors of T to rows of the storage type X, by ordinary or by non-temporal stores; and (4) of
+/* Vectors of T from and to rows of the storage type X, by ordinary or by non-temporal stores; and (4) of
  * layer_norm.inl.h. Included once per storage type.
  *
  * Non-temporal stores bypass the caches: a line that is written whole is not read first. They work on whole aligned
@@ -6,6 +6,21 @@
  * complete, because a partial store makes the processor read the line (16384x1024 float32 with unaligned rows: 4467 ->
  * 3204 us, Zen 3, 2026-11-22).
  */
+
+/* lanes from <= i < to of the vector at p, the others zero */
+INLINE V FN(take)(const X *p, ptrdiff_t from, ptrdiff_t to)
+{
+    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to);
+}
+INLINE V FN(take_T)(const T *p, ptrdiff_t from, ptrdiff_t to)
+{
+    return to - from == VL ? TN(load)(p) : TN(load_range)(p, from, to);
+}
+INLINE void FN(put_T)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
+{
+    if (to - from == VL) TN(store)(p, v);
+    else TN(store_range)(p, from, to, v);
+}
 
 /* The carried vector: lanes from <= i < to of v are still to be stored at `at`; none where to = 0. */
 typedef struct {
@@ -40,17 +55,11 @@ static NOINLINE void FN(append)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carr
     }
 }
 
-/* writes lanes from <= i < to, not all, of the vector at y; carry is NULL for ordinary stores */
-INLINE void FN(put_range)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
-{
-    if (carry) FN(append)(y, from, to, v, carry);
-    else FN(store_range)(y, from, to, v);
-}
-
-/* the same, for some or all lanes */
+/* writes lanes from <= i < to of the vector at y; carry is NULL for ordinary stores */
 INLINE void FN(put)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 {
-    if (to - from < VL) FN(put_range)(y, from, to, v, carry);
+    if (to - from < VL && carry) FN(append)(y, from, to, v, carry);
+    else if (to - from < VL) FN(store_range)(y, from, to, v);
     else if (carry) FN(nt_store)(y, v);
     else FN(store)(y, v);
 }
@@ -111,12 +120,6 @@ INLINE void FN(prefetch)(const FN(writer) *w, ptrdiff_t j)
     prefetch(w->residual + j, w->residual_ahead, VL * sizeof(X));
 }
 
-INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int mode)
-{
-    const V xhat = (mode & CENTRED ? d - w->delta : d) * w->rstd;
-    return mode & CENTRED ? xhat * gain + bias : xhat * gain;
-}
-
 /* gain and bias from element `at` on; neutral ones are the same for every `at`, so UNROLL vectors need one mask */
 INLINE const T *FN(gain_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
 {
@@ -127,24 +130,23 @@ INLINE const T *FN(bias_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
     return mode & CENTRED ? w->bias + (mode & PARAMS ? at : at & w->bias_mask) : NULL;
 }
 
-/* (4) for the i-th whole vector from w->at on; gain and bias point to those of w->at */
-INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t i, const T *gain, const T *bias, const int mode)
+/* (4) for lanes from <= i < to of the vector `on` elements after w->at; gain and bias point to those of w->at */
+INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t on, ptrdiff_t from, ptrdiff_t to, const T *gain, const T *bias,
+                       const int mode)
 {
-    V d = mode & KEPT ? TN(load)(w->d + w->at + i * VL) : FN(load)(w->x + w->at + i * VL);
+    V d = mode & KEPT ? FN(take_T)(w->d + w->at + on, from, to) : FN(take)(w->x + w->at + on, from, to);
     if (mode & CENTRED && !(mode & KEPT)) d -= w->K;
-    const V gains = TN(load)(gain + i * VL);
-    return FN(normalised)(w, d, gains, mode & CENTRED ? TN(load)(bias + i * VL) : gains, mode);
+    const V xhat = (mode & CENTRED ? d - w->delta : d) * w->rstd, scaled = xhat * FN(take_T)(gain + on, from, to);
+    return mode & CENTRED ? scaled + FN(take_T)(bias + on, from, to) : scaled;
 }
 
 /* (4) for the partial vector at `at`, which the row begins or ends in */
 EDGE void FN(write_edge)(FN(writer) w, int mode)
 {
     const ptrdiff_t at = w.at, from = at < 0 ? -at : 0, to = w.n - at < VL ? w.n - at : VL;
-    V d = mode & KEPT ? TN(load_range)(w.d + at, from, to) : FN(load_range)(w.x + at, from, to);
-    if (mode & CENTRED && !(mode & KEPT)) d -= w.K;
-    const V gain = TN(load_range)(FN(gain_at)(&w, at, mode), from, to);
-    const V bias = mode & CENTRED ? TN(load_range)(FN(bias_at)(&w, at, mode), from, to) : gain;
-    FN(put_range)(w.y + at, from, to, FN(normalised)(&w, d, gain, bias, mode), w.carry);
+    if (to - from == VL) __builtin_unreachable();
+    const V v = FN(normalise)(&w, 0, from, to, FN(gain_at)(&w, at, mode), FN(bias_at)(&w, at, mode), mode);
+    FN(put)(w.y + at, from, to, v, w.carry);
     FN(prefetch)(&w, at);
 }
 
@@ -167,7 +169,7 @@ INLINE void FN(normalise_vectors)(const FN(writer) *w, const int mode, V v[UNROL
 {
     const T *const gain = FN(gain_at)(w, w->at, mode), *const bias = FN(bias_at)(w, w->at, mode);
 #pragma GCC unroll 4
-    for (int i = 0; i < UNROLL; ++i) v[i] = TN(keep)(FN(normalise)(w, i, gain, bias, mode));
+    for (int i = 0; i < UNROLL; ++i) v[i] = TN(keep)(FN(normalise)(w, i * VL, 0, VL, gain, bias, mode));
 }
 
 INLINE void FN(put_vectors)(FN(writer) *w, const int mode, const V v[UNROLL])
@@ -197,7 +199,7 @@ INLINE void FN(write_rest)(FN(writer) *w, const int mode)
         FN(put_vectors)(w, mode, v);
     }
     for (; w->at < w->end; w->at += VL) {
-        const V v = FN(normalise)(w, 0, FN(gain_at)(w, w->at, mode), FN(bias_at)(w, w->at, mode), mode);
+        const V v = FN(normalise)(w, 0, 0, VL, FN(gain_at)(w, w->at, mode), FN(bias_at)(w, w->at, mode), mode);
         if (w->carry) FN(nt_store)(w->y + w->at, v), FN(prefetch)(w, w->at);
         else FN(store)(w->y + w->at, v);
     }

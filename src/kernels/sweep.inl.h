@@ -44,21 +44,6 @@ typedef struct {
     V a, b;
 } FN(terms);
 
-/* lanes from <= i < to of the vector at p, the others zero */
-INLINE V FN(take)(const X *p, ptrdiff_t from, ptrdiff_t to)
-{
-    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to);
-}
-INLINE V FN(take_T)(const T *p, ptrdiff_t from, ptrdiff_t to)
-{
-    return to - from == VL ? TN(load)(p) : TN(load_range)(p, from, to);
-}
-INLINE void FN(put_T)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
-{
-    if (to - from == VL) TN(store)(p, v);
-    else TN(store_range)(p, from, to, v);
-}
-
 /* d and d^2 */
 INLINE FN(terms) FN(deviations)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int mode)
 {
