@@ -41,8 +41,7 @@ static NOINLINE const T *TN(param)(const T *from, T neutral, ptrdiff_t n, int ha
 {
     if (from && !half) return memcpy(space, from, (size_t)n * sizeof(T));
     const V all = TN(splat)(neutral);
-    ptrdiff_t j = 0;
-    for (; j + VL <= n; j += VL) TN(store)(space + j, from ? TN(default_nan)(TN(load)(from + j)) : all);
-    if (j < n) TN(store_first)(space + j, n - j, from ? TN(default_nan)(TN(load_first)(from + j, n - j)) : all);
+    for (ptrdiff_t j = 0; j < n; j += VL)
+        TN(store_first)(space + j, n - j, from ? TN(default_nan)(TN(load_first)(from + j, n - j)) : all);
     return space;
 }

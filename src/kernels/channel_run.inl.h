@@ -36,7 +36,9 @@ static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, do
     *A = sums.a; /* as a struct, GCC would copy them in one piece: see in_registers */
     *B = sums.b;
     if (fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX) return;
-    sums = f64_gradient_sums(DTYPE, run->dy, run->x, run->n, gain, run->st);
+    const double rstd = (double)run->st[2];
+    const f64_stats e = {1, (double)run->st[0], (double)run->st[1], rstd, rstd};
+    sums = f64_gradient_sums(DTYPE, run->dy, run->x, run->n, gain, &e);
     *A = sums.a;
     *B = sums.b;
 }

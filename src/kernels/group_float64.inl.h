@@ -42,15 +42,13 @@ static NOINLINE void f64_group_norm(channel_group g, double eps, int centred, vo
     f64_store_stats(g.type, &e, st);
 }
 
-/* (5) alone, of a run whose sums overflowed, about the statistics st of T's path */
+/* (5) alone, of a run whose sums or statistics leave the range of T */
 RARE row_sums f64_gradient_sums(cnorm_dtype type, const void *dy, const void *x, ptrdiff_t n, const void *gain,
-                                const void *st)
+                                const f64_stats *e)
 {
-    const double rstd = element(type, st, 2);
-    const f64_stats e = {1, element(type, st, 0), element(type, st, 1), rstd, rstd};
     f64_tile t = run_tile(type, dy, x, n, NULL);
     t.gain = gain;
-    return f64_run_sums(&t, &e);
+    return f64_run_sums(&t, e);
 }
 
 /* (5) and (6) for space = 1; st: the statistics */

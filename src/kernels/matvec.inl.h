@@ -47,7 +47,7 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
 {
     ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
-    lane_sum_f32 squares = {.total = 0};
+    lane_sum squares = {.total = 0};
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
@@ -65,7 +65,7 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
                 squares.lanes[first + i] += sum[i] * sum[i];
             }
         }
-        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) fold_f32(&squares);
+        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) fold(&squares);
     }
     return squares.total;
 }

@@ -108,7 +108,7 @@ static void scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels,
 /* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
 INLINE double sum_of_squares(const float *z, ptrdiff_t n)
 {
-    lane_sum_f32 squares = {.total = 0};
+    lane_sum squares = {.total = 0};
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
         for (ptrdiff_t j = start; j < end; j += LANES_F32)
@@ -118,7 +118,7 @@ INLINE double sum_of_squares(const float *z, ptrdiff_t n)
                 const f32v v = load_f32(z + j + i * VL_F32);
                 squares.lanes[i] += v * v;
             }
-        fold_f32(&squares);
+        fold(&squares);
     }
     return squares.total;
 }

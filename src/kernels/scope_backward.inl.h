@@ -51,7 +51,7 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
         const ptrdiff_t begin = first * width, length = gates * width;
         const double n = (double)(gates * w->units);
         const f32v scale = splat_f32(rstds[first]);
-        lane_sum_f32 dq_sum = {.total = 0}, dq_q_sum = dq_sum;
+        lane_sum dq_sum = {.total = 0}, dq_q_sum = dq_sum;
         double rstd;
         memcpy(&rstd, rstds + WIDE_RSTD + 2 * first, sizeof rstd);
         for (ptrdiff_t start = begin; start < begin + length; start += FOLD) {
@@ -66,8 +66,8 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
                     dq_sum.lanes[i] += dq;
                     dq_q_sum.lanes[i] += dq * q;
                 }
-            fold_f32(&dq_sum);
-            fold_f32(&dq_q_sum);
+            fold(&dq_sum);
+            fold(&dq_q_sum);
         }
         if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(dq_sum.total) <= 0x1p60 && fabs(dq_q_sum.total) <= 0x1p60) {
             const f32v mean = splat_f32((float)(dq_sum.total / n)), mean_dq_q = splat_f32((float)(dq_q_sum.total / n)),

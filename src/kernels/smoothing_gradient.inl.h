@@ -13,9 +13,7 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
             FN(run_gradient_sums)(&run, gain, &sum, &sum_x);
         } else {
             const f64_stats e = f64_given_stats(DTYPE, x, n, st, 1);
-            f64_tile t = run_tile(DTYPE, dy, x, n, NULL);
-            t.gain = gain;
-            sum_x = f64_run_sums(&t, &e).b;
+            sum_x = f64_gradient_sums(DTYPE, dy, x, n, gain, &e).b;
             rstd = e.inv_std_dev;
         }
         total += sum_x * rstd * rstd;

@@ -32,11 +32,7 @@ INLINE u16v narrow_two_bf16(f32v a, f32v b)
 
 #define HALF_STORAGE(type)                                                                                             \
     INLINE f32v load_##type(const uint16_t *p) { return widen_##type(load_u16(p)); }                                   \
-    INLINE void store_##type(uint16_t *p, f32v v)                                                                      \
-    {                                                                                                                  \
-        u16h h = narrow_##type(v);                                                                                     \
-        memcpy(p, &h, sizeof h);                                                                                       \
-    }                                                                                                                  \
+    INLINE void store_##type(uint16_t *p, f32v v) { store_u16(p, narrow_##type(v)); }                                  \
     INLINE void store_range_##type(uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v v)                                  \
     {                                                                                                                  \
         store_range_u16(p, from, to, narrow_##type(v));                                                                \
@@ -45,7 +41,8 @@ INLINE u16v narrow_two_bf16(f32v a, f32v b)
     INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)                                     \
     {                                                                                                                  \
         return widen_##type(load_range_u16(p, from, to));                                                              \
-    }
+    }                                                                                                                  \
+    INLINE f32v rounded_##type(f32v v) { return widen_##type(narrow_##type(v)); }
 HALF_STORAGE(f16)
 HALF_STORAGE(bf16)
 
@@ -80,7 +77,5 @@ INLINE void nt_store_two_bf16(uint16_t *p, f32v a, f32v b)
 
 INLINE f32v rounded_f32(f32v v) { return v; }
 INLINE f64v rounded_f64(f64v v) { return v; }
-INLINE f32v rounded_f16(f32v v) { return widen_f16(narrow_f16(v)); }
-INLINE f32v rounded_bf16(f32v v) { return widen_bf16(narrow_bf16(v)); }
 
 #endif

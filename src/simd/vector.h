@@ -110,26 +110,18 @@ typedef double f64x2 __attribute__((vector_size(16)));
 INLINE f32v splat_f32(float a) { return a - (f32v){0}; }
 INLINE f64v splat_f64(double a) { return a - (f64v){0}; }
 
-INLINE f32v load_f32(const float *p)
-{
-    f32v v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE f64v load_f64(const double *p)
-{
-    f64v v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE u16h load_u16(const uint16_t *p)
-{
-    u16h v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE void store_f32(float *p, f32v v) { memcpy(p, &v, sizeof v); }
-INLINE void store_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
+#define MOVES(type, T, V)                                                                                              \
+    INLINE V load_##type(const T *p)                                                                                   \
+    {                                                                                                                  \
+        V v;                                                                                                           \
+        memcpy(&v, p, sizeof v);                                                                                       \
+        return v;                                                                                                      \
+    }                                                                                                                  \
+    INLINE void store_##type(T *p, V v) { memcpy(p, &v, sizeof v); }
+MOVES(f32, float, f32v)
+MOVES(f64, double, f64v)
+MOVES(u16, uint16_t, u16h)
+#undef MOVES
 
 INLINE f32v select_f32(i32v mask, f32v a, f32v b) { return (f32v)(((i32v)a & mask) | ((i32v)b & ~mask)); }
 INLINE f64v select_f64(i64v mask, f64v a, f64v b) { return (f64v)(((i64v)a & mask) | ((i64v)b & ~mask)); }

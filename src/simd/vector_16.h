@@ -66,7 +66,7 @@ INLINE f32v emulated_fma_f32(f32v a, f32v b, f32v c)
 
 /* ---- conversions --------------------------------------------------------------------------------------------- */
 
-INLINE void nt_store_u16(uint16_t *p, u16h v) { memcpy(p, &v, sizeof v); }
+INLINE void nt_store_u16(uint16_t *p, u16h v) { store_u16(p, v); }
 
 INLINE i32v select_i32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~mask); }
 INLINE f32v widen_f16(u16h v)
