@@ -17,16 +17,13 @@ INLINE double two_sum(double a, double b, double *error)
     return sum;
 }
 
-INLINE ptrdiff_t field_begin(ptrdiff_t i, ptrdiff_t radius) { return i > radius ? i - radius : 0; }
-INLINE ptrdiff_t field_end(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius) { return n - i > radius ? i + radius : n - 1; }
 /* the sizes of the fields of elements i to i + VL_F64 - 1 */
 INLINE f64v field_sizes(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
 {
     static const double lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     const f64v at = load_f64(lanes) + (double)i, first = at - (double)radius, last = at + (double)radius;
-    const i64v cut_off = (i64v)(last > splat_f64((double)(n - 1)));
-    const i64v end = ((i64v)splat_f64((double)(n - 1)) & cut_off) | ((i64v)last & ~cut_off);
-    return (f64v)end - (f64v)((i64v)first & (i64v)(first > splat_f64(0))) + 1.0;
+    const f64v most = splat_f64((double)(n - 1)), least = splat_f64(0);
+    return select_f64((i64v)(last > most), most, last) - select_f64((i64v)(first > least), first, least) + 1.0;
 }
 
 /* running sums of `count` elements of a, from element `at` on in steps of `step`: sum + error of each */
@@ -51,7 +48,7 @@ static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *s
         running_sums(a, first + count - 1, count, -1, end, end_error);
     }
     for (ptrdiff_t i = 0; i < n; ++i) {
-        const ptrdiff_t from = field_begin(i, radius), to = field_end(n, i, radius);
+        const ptrdiff_t from = i > radius ? i - radius : 0, to = n - i > radius ? i + radius : n - 1;
         if (from % length == 0) { /* a whole block, or one cut off by the start of the row */
             sum[i] = begin[to];
             error[i] = begin_error[to];

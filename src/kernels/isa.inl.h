@@ -11,11 +11,13 @@
 #include "group_float64.inl.h"
 #include "weight_float64.inl.h"
 
+/* lanes of a vector of T, and its virtual lanes */
+#define VL (VECTOR_BYTES / (int)sizeof(T))
+#define LANES (VL * LANE_VECTORS)
+
 /* For rstd in [RSTD_MIN, RSTD_MAX] xhat and dx are computed without the float64 path. */
 #define T double
 #define V f64v
-#define VL VL_F64
-#define LANES LANES_F64
 #define TN(name) name##_f64
 #define Q_MAX 0x1p1000
 #define Q_MIN 0x1p-900
@@ -32,8 +34,6 @@
 
 #define T float
 #define V f32v
-#define VL VL_F32
-#define LANES LANES_F32
 #define TN(name) name##_f32
 #define Q_MAX Q_MAX_F32
 #define Q_MIN Q_MIN_F32

@@ -112,7 +112,7 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
  * `partials` [2, n] of cnorm_norm_backward, which of smoothing_gradient is one double; radii are below n; and `hints`
  * are some of these. */
 enum {
-    NT_STORES = 1, /* use non-temporal stores: outputs exceed the caches, have contiguous rows and overlap no input */
+    NT_STORES = 8, /* use non-temporal stores: outputs exceed the caches, have contiguous rows and overlap no input */
     IN_SWEEP = 2,  /* the processor is faster where a row is written while the next is summed: see layer_norm.inl.h */
 };
 

@@ -86,10 +86,10 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
     _Alignas(VECTOR_BYTES) T row_space[FN(TWO_ROWS)], param_space[FN(TWO_ROWS)];
-    const int nontemporal = mode & NONTEMPORAL, aligned = ALIGN_LOADS && !HALF && !(mode & SUM) && call->n > SHORT_ROW;
+    const int nt_stores = mode & NT_STORES, aligned = ALIGN_LOADS && !HALF && !(mode & SUM) && call->n > SHORT_ROW;
     const int in_sweep = FN(in_sweep)(call, mode);
     FN(carry) carry = {.to = 0}, sum_carry = {.to = 0};
-    FN(writer) w = FN(writer_of)(call, nontemporal ? &carry : NULL);
+    FN(writer) w = FN(writer_of)(call, nt_stores ? &carry : NULL);
     FN(place_params)(call, FN(offset_of_vectors)(call->x, call->y, aligned, mode), mode, param_space, &w);
     /* against 4K aliasing with gain and bias, which are loaded while the kept row is stored */
     T *const space = row_space + offset_away_from(row_space, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
@@ -100,8 +100,8 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
         FN(row) row = FN(row_of)(call, r, mode);
         if (row.n > FN(CACHED)) __builtin_unreachable(); /* so sweep's outer loop runs once */
         const ptrdiff_t offset = FN(offset_of_vectors)(row.x, y, aligned, mode);
-        row.lane_offset = !nontemporal ? offset : mode & SUM ? FN(lane_offset_of)(row.sum) : 0;
-        row.carry = nontemporal ? &sum_carry : NULL;
+        row.lane_offset = !nt_stores ? offset : mode & SUM ? FN(lane_offset_of)(row.sum) : 0;
+        row.carry = nt_stores ? &sum_carry : NULL;
         row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
         const int writing = previous.accepted;
         if (writing) FN(begin_row)(&w, previous.st, mode);
@@ -113,10 +113,10 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
         current.st[2] = FN(rstd_of)(current.var_eps);
         previous = current;
         w.d = row.kept, w.x = mode & SUM && !(mode & KEPT) ? row.sum : row.x, w.y = y, w.lane_offset = offset;
-        w.residual = nontemporal ? row.residual : NULL;
+        w.residual = nt_stores ? row.residual : NULL;
     }
     FN(flush)(&sum_carry);
-    if (nontemporal) FN(finish)(&carry);
+    if (nt_stores) FN(finish)(&carry);
 }
 
 /* (4) for row x with statistics st; n, gain, bias and carry are those of `call`. RMS norm has K = delta = 0 and no
@@ -165,7 +165,7 @@ INLINE void FN(norm_rows)(const cnorm_norm *call, const int mode)
 {
     const int half = sizeof(X) < sizeof(T);
     if (call->n > FN(CACHED) || (call->hints & NT_STORES && !half && !(mode & SUM))) FN(rows_read_twice)(call, mode);
-    else if (call->hints & NT_STORES) FN(cached_rows)(call, mode | KEPT | PARAMS | NONTEMPORAL);
+    else if (call->hints & NT_STORES) FN(cached_rows)(call, mode | KEPT | PARAMS | NT_STORES);
     else FN(cached_rows)(call, mode | PARAMS | (half ? KEPT : 0));
 }
 

@@ -49,14 +49,6 @@ INLINE void FN(put_dx_vector)(const FN(row) *row, const FN(dx_row) *to_dx, ptrdi
     FN(put)(to_dx->dx + j, from, to, v->dx, mode & LATE_GRADS ? to_dx->carry : NULL);
 }
 
-/* (6) for one vector, which may be the partial one that the row begins or ends in */
-INLINE void FN(write_vector_dx)(const FN(row) *row, const FN(dx_row) *to_dx, ptrdiff_t j, const int mode)
-{
-    const ptrdiff_t from = j < 0 ? -j : 0, to = row->n - j < VL ? row->n - j : VL;
-    const FN(dx_vector) v = FN(dx_vector_at)(row, to_dx, j, from, to, mode);
-    FN(put_dx_vector)(row, to_dx, j, from, to, &v, mode);
-}
-
 /* (6) for one row: UNROLL vectors at a time as in normalise_vectors, single vectors at its ends */
 INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int mode)
 {
@@ -68,7 +60,10 @@ INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int 
 #pragma GCC unroll 4
             for (int i = 0; i < UNROLL; ++i) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
         }
-        if (j < row->n) FN(write_vector_dx)(row, to_dx, j, mode);
+        if (j >= row->n) return;
+        const ptrdiff_t from = j < 0 ? -j : 0, to = row->n - j < VL ? row->n - j : VL;
+        const FN(dx_vector) v = FN(dx_vector_at)(row, to_dx, j, from, to, mode);
+        FN(put_dx_vector)(row, to_dx, j, from, to, &v, mode);
     }
 }
 

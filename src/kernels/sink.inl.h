@@ -71,7 +71,7 @@ INLINE ptrdiff_t FN(lane_offset_of)(const X *p) { return (ptrdiff_t)((uintptr_t)
  * aligned */
 INLINE ptrdiff_t FN(offset_of_vectors)(const X *x, const X *y, int aligned, const int mode)
 {
-    return mode & NONTEMPORAL ? FN(lane_offset_of)(y) : aligned ? FN(lane_offset_of)(x) : 0;
+    return mode & NT_STORES ? FN(lane_offset_of)(y) : aligned ? FN(lane_offset_of)(x) : 0;
 }
 
 /* at the end of a call: stores the carried vector and orders the non-temporal stores before what follows */

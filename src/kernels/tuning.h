@@ -28,12 +28,12 @@ enum {
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
-/* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body */
+/* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body. NT_STORES, 8, is
+ * one, too. */
 enum {
-    CENTRED = 1,     /* layer norm; otherwise RMS norm: no mean, no bias */
-    SUM = 2,         /* x + residual is normalised */
-    KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there */
-    NONTEMPORAL = 8, /* y and sum are written by non-temporal stores */
+    CENTRED = 1,   /* layer norm; otherwise RMS norm: no mean, no bias */
+    SUM = 2,       /* x + residual is normalised */
+    KEPT = 4,      /* d = x - K is stored while it is summed, and normalised from there */
     PARAMS = 16,   /* gain and bias are arrays [n]; otherwise either may be UNROLL neutral vectors (gain_mask). NaNs of
                       half types are the default NaN, which store_two needs */
     BACKWARD = 32, /* the sweep sums gradients; otherwise deviations */

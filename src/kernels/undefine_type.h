@@ -1,8 +1,6 @@
 /* Ends the use of one compute type; see isa.inl.h. */
 #undef T
 #undef V
-#undef VL
-#undef LANES
 #undef TN
 #undef Q_MAX
 #undef Q_MIN
