@@ -30,7 +30,7 @@ typedef struct int8_scale {
     float to_levels, from_levels;
 } int8_scale;
 
-/* the largest bits of |x|: their order as integers is that of the numbers, and INFINITE or above are infinity and NaN */
+/* the largest bits of |x|: their order as integers is that of the numbers; infinity and NaN are INFINITE or above */
 enum { INFINITE = 0x7f800000 };
 INLINE int32_t largest_bits(ptrdiff_t n, const float *x)
 {
