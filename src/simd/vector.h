@@ -213,16 +213,16 @@ TREE(f32, float, f32v)
 TREE(f64, double, f64v)
 #undef TREE
 
-#define ONE_SIGN(type, V, I)                                                                                           \
+#define ONE_SIGN(type, T, V, I)                                                                                        \
     INLINE int one_sign_##type(const V lanes[LANE_VECTORS])                                                            \
     {                                                                                                                  \
-        const I sign = (I)splat_##type(-0.0f);                                                                         \
+        const I sign = (I)splat_##type((T)-0.0);                                                                       \
         I any = (I)lanes[0], every = any;                                                                              \
         for (int i = 1; i < LANE_VECTORS; ++i) any |= (I)lanes[i], every &= (I)lanes[i];                               \
         return !any_i32((i32v)(any & sign)) || !any_i32((i32v)(~every & sign));                                        \
     }
-ONE_SIGN(f32, f32v, i32v)
-ONE_SIGN(f64, f64v, i64v)
+ONE_SIGN(f32, float, f32v, i32v)
+ONE_SIGN(f64, double, f64v, i64v)
 #undef ONE_SIGN
 
 INLINE void nt_store_f64(double *p, f64v v) { nt_store_f32((void *)p, (f32v)v); }
