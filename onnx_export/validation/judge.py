@@ -186,9 +186,7 @@ class Oracle:
         unit = unit_roundoff(self._scope.dtype(self.norm.x))
         if unit <= unit_roundoff(TensorProto.FLOAT):
             return 0.0
-        rows = self.rows(feeds)
-        with np.errstate(all="ignore"):
-            return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
+        return _of_rounded_rows(self.rows(feeds), unit)
 
     def sequential(self, rows: JudgedRows) -> np.ndarray:
         """`JudgedRows.sequential` in the precision of the statistics."""
@@ -210,6 +208,7 @@ class Oracle:
         within = np.abs(rows.scaled) + np.abs(rows.claim)  # bounds every value between xhat * scale and y
         for dtype in self._roundings():
             bound = bound + unit_roundoff(dtype) * within + _SMALLEST.get(dtype, 0.0)
+        bound = bound + _of_rounded_rows(rows, self._input_unit)
         return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
 
     def _size(self, rows: JudgedRows, oracle: np.ndarray) -> float:
@@ -221,6 +220,18 @@ class Oracle:
             own, norm = (float(np.max(size, where=np.isfinite(size), initial=0.0)) for size in sizes)
         return max(1.0, own / norm) if norm > 0 else 1.0
 
+    @cached_property
+    def _input_unit(self) -> float:
+        """Unit roundoff of a type to which the nodes round x before statistics in a wider one; 0 for none."""
+        scope, norm = self._scope, self.norm
+        casts = [node for node in norm.nodes if node.op_type == "Cast"]
+        moved = {norm.x}
+        for node in casts * len(casts):
+            moved |= set(node.output) if node.input[0] in moved else set()
+        units = [unit_roundoff(scope.dtype(node.output[0])) for node in casts if node.output[0] in moved]
+        widest = max([0.0, *units])
+        return widest if widest > unit_roundoff(norm.compute_dtype) else 0.0
+
     def _roundings(self) -> list[int]:
         """Types of the roundings after the statistics that the first term of B does not cover.
 
@@ -231,6 +242,12 @@ class Oracle:
         unit = unit_roundoff(norm.compute_dtype)
         types = [scope.dtype(node.output[0]) for node in norm.nodes if norm.y not in node.output]
         return [t for t in types if unit_roundoff(t) > unit] + norm.folded * [scope.dtype(norm.y)]
+
+
+def _of_rounded_rows(rows: JudgedRows, unit: float) -> np.ndarray:
+    """The effect of rounding x, see `Oracle.carried`."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
 
 
 def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: JudgedRows, overflow: float = np.inf) -> Measure:

@@ -225,3 +225,24 @@ def test_other_uses_of_a_deviation_disturb_nothing(kind, root, tmp_path):
     report = examined(w.model(y, other), tmp_path, find_only=True)
     assert [(norm.formula, norm.near_miss) for norm in report.norms] == [("layer", "")], shown(report)
     assert not report.problem
+
+
+@pytest.mark.parametrize("form", ["rms", "layer"])
+@pytest.mark.parametrize("after", [False, True], ids=["x", "x and the result"])
+@pytest.mark.parametrize("gain", [False, True], ids=["no gain", "gain"])
+@pytest.mark.parametrize("narrow", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_row_that_was_rounded_before_wide_statistics_is_sound(narrow, gain, after, form, tmp_path):
+    """As converters write it that keep norms in float32: a Cast to a half type and back."""
+    w = Writing(opset=18)
+
+    def rounded(value):
+        return w.op("Cast", w.op("Cast", value, to=narrow), to=TensorProto.FLOAT)
+
+    x = rounded(w.input("x", SHAPE))
+    d = w.centred(x) if form == "layer" else x
+    y = w.op("Div", d, w.op("Sqrt", w.op("Add", w.variance(d), 1e-5)))
+    y = rounded(y) if after else y
+    report = examined(w.model(w.op("Mul", y, w.gain(D)) if gain else y), tmp_path)
+    assert [norm.formula for norm in report.norms] == [form], shown(report)
+    assert report.norms[0].verdict in (("ok",) if narrow == TensorProto.BFLOAT16 else ("ok", "risky"))  # it overflows
+    assert report.exit_code() == 0, shown(report)
