@@ -8,8 +8,9 @@ import textwrap
 
 def succeed(script: str, *arguments: str) -> str:
     """What the script writes; AssertionError with its errors if it fails."""
+    options = ["-S"] if sys.flags.no_site else []  # `make sanitize`, whose extension the editable install would hide
     result = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(script), *arguments],
+        [sys.executable, *options, "-P", "-c", textwrap.dedent(script), *arguments],
         env={**os.environ, "MALLOC_PERTURB_": "165"},  # of glibc
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
