@@ -223,7 +223,9 @@ class ValidationReport:
         """The outcome and the reason of the exit code, and the summary, in one line."""
         code, counts = self.exit_code(strict=strict, require_norm=require_norm), self.levels()
         found = ", ".join(_many(counts[level], level) for level in ("error", "warning") if counts[level])
-        reason = self.problem or ("not everything was exercised" if self.judged else "no norm was judged")
+        lacking = require_norm and all(norm.near_miss for norm in self.norms)
+        reason = self.problem or ("no layer norm was found" if lacking and self.judged else "")
+        reason = reason or ("not everything was exercised" if self.judged else "no norm was judged")
         outcome, reasons = {
             SOUND: ("passed", [self.summary(), found]),
             UNSOUND: ("failed", [found, self.summary()]),

@@ -399,3 +399,10 @@ def test_weights_that_are_not_finite_are_an_error(kind, slot, value, rng, tmp_pa
     assert "weights-nan" in codes(report)
     assert report.exit_code() == 1
     assert report.cells[0].verdict != "ok" or value == np.inf  # gates of infinite sums are finite
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_the_last_line_says_that_no_norm_was_found(kind, rng, tmp_path):
+    report = examined(build(kind, weights_of(rng, kind, 1)), tmp_path / "m.onnx")
+    assert report.exit_code(require_norm=True) == 2
+    assert report.conclusion(require_norm=True).startswith("cannot validate: no layer norm was found; 1 ")
