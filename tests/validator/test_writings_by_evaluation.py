@@ -1,9 +1,13 @@
 """Variances and roots in writings that no pattern knows are recognised by evaluation; faults in them are seen."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, shape_inference
 from writings import LEVELS, Writing, examined, saved, shown
+
+from onnx_export.validation.patterns import find
 
 D = 24
 SHAPE = (2, 5, D)
@@ -283,3 +287,22 @@ def test_an_attribute_of_a_call_is_read_where_nothing_is_inlined(case, eps, tmp_
 def test_calls_that_disagree_claim_no_eps(tmp_path):
     report = examined(with_function([{"eps": 1e-3}, {"eps": 1e-5}]), tmp_path)
     assert not [found for found in report.findings if found.level == "error"], shown(report)
+
+
+@pytest.mark.parametrize("how", ["as it is", "repeated"])
+def test_what_is_evaluated_is_small(how):
+    """Values of 2^27 rows, or of that many copies of one, are not made up: 1 GiB each in float64."""
+    w = Writing(np.float32, 17)
+    x = w.input("x", (2**27 if how == "as it is" else 2, 8))
+    d = w.centred(x)
+    v = w.op("Add", w.mean(w.op("Mul", d, d)), 1e-3)
+    if how == "repeated":
+        v = w.op("Tile", v, np.int64([2**26, 1]))
+    rstd = w.op("Reciprocal", w.op("Sqrt", v))
+    model = shape_inference.infer_shapes(w.model(w.op("Mul", x, w.op("Mul", rstd, rstd))), data_prop=True)
+    tracemalloc.start()
+    try:
+        find(model)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
