@@ -63,7 +63,7 @@ static float rounded(int negative, int exponent, wide v)
 static float exact_fma(triple t)
 {
     if (!isfinite(t.a) || !isfinite(t.b) || !isfinite(t.c)) {
-        const volatile double wide_a = t.a; /* else one instruction on s390x (MDEBR), which qemu 7.2 gets wrong */
+        const volatile double wide_a = (double)t.a; /* else one instruction on s390x (MDEBR), which qemu 7.2 gets wrong */
         return (float)(wide_a * (double)t.b + (double)t.c);
     }
     const number a = number_of(t.a), b = number_of(t.b), c = number_of(t.c);
