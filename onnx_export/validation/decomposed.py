@@ -9,8 +9,8 @@ import onnx
 
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import CENTRED, LAYER, RMS
+from onnx_export.validation.any_writing import any_radicand, any_root
 from onnx_export.validation.folded import folded_mean
-from onnx_export.validation.further import any_radicand, any_root
 from onnx_export.validation.fused import batch_norm, lp_norm
 from onnx_export.validation.graph import Scope, attribute, op
 from onnx_export.validation.match import Match

@@ -8,9 +8,9 @@ from dataclasses import replace
 import onnx
 
 from onnx_export.operators import LAYER, RMS
+from onnx_export.validation.any_writing import moment_of_squares
 from onnx_export.validation.contractions import WEIGHTED, weighted_sum
 from onnx_export.validation.evaluated import evaluated_mean
-from onnx_export.validation.further import moment_of_squares
 from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.statistic import Centred, Mean, Variance, before_unsqueeze, miscounted

@@ -48,6 +48,8 @@ SQUARES = {
     "eps inside": lambda w, d, n: w.mean(w.op("Add", w.op("Mul", w.op("Mul", d, d), D / n), 1e-3)),
     "Mean": mean_of_parts,
 }
+# onnxruntime has Mean for float32 alone
+SQUARES_BY_DTYPE = [(how, t) for how in SQUARES for t in (np.float32, np.float64) if (how, t) != ("Mean", np.float64)]
 # sums of squares of x about its mean, without a centred value
 ABOUT_MEAN = {
     "x times d": lambda w, x: w.mean(w.op("Mul", x, w.centred(x))),
@@ -73,12 +75,9 @@ def squared(how, n, centred=True, opset=13, dtype=np.float32, root="Sqrt"):
 
 
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
-@pytest.mark.parametrize("how", SQUARES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("how", "dtype"), SQUARES_BY_DTYPE, ids=lambda each: getattr(each, "__name__", each))
 @pytest.mark.parametrize("opset", [13, 17])
 def test_a_mean_square_in_any_writing_is_found(how, opset, dtype, centred, tmp_path):
-    if how == "Mean" and dtype == np.float64:
-        pytest.skip("onnxruntime has Mean for float32 alone")
     report = examined(squared(how, D, centred, opset, dtype), tmp_path)
     assert norms_of(report) == ["layer" if centred else "rms"], shown(report)
     assert report.norms[0].scale
