@@ -104,7 +104,8 @@ def reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> 
 
 def bare(norm: Norm, rows: int, n: int, dtype: int) -> onnx.ModelProto:
     """A model of the runtime's plain operator for such rows: LayerNormalization, or its RMS form."""
-    scale = helper.make_tensor("scale", dtype, [n], np.ones(n))
+    ones = np.ones(n, helper.tensor_dtype_to_np_dtype(dtype))
+    scale = helper.make_tensor("scale", dtype, [n], ones.tobytes(), raw=True)
     node = helper.make_node(norm.formula.bare, ["x", "scale"], ["y"], axis=-1, epsilon=norm.eps, stash_type=1)
     graph = helper.make_graph(
         [node],
