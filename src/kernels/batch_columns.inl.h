@@ -141,23 +141,24 @@ static NOINLINE void FN(write_matrix)(const FN(batch) *b, int backward, FN(carry
     else FN(write_all_columns)(b, 0, 0, carry);
 }
 
-/* (4) or (6) for the channels of tile t, from c on, of which some are done in float64 and some in T: both, 64 rows at a
+/* (4) or (6) for the channels of `view`, from c on, of which some are done in float64 and some in T: both, 64 rows at a
  * time. `in_T`: these channels */
-static NOINLINE void FN(write_mixed_tile)(f64_tile t, const volume *v, ptrdiff_t c, int backward, FN(batch) in_T)
+static NOINLINE void FN(write_mixed_view)(f64_view view, const volume *v, ptrdiff_t c, int backward, FN(batch) in_T)
 {
     enum { ROWS = CNORM_BLOCK_ROWS };
     X both[2][ROWS][LANES_F64], *const out = in_T.v.out;
-    const X *const x = t.x, *const dy = t.dy;
-    in_T.v.out = both[0][0], t.out = both[1][0];
-    in_T.v.out_stride = t.out_stride = LANES_F64;
+    const X *const x = view.x, *const dy = view.dy;
+    in_T.v.out = both[0][0], view.out = both[1][0];
+    in_T.v.out_stride = view.out_stride = LANES_F64;
     for (ptrdiff_t r = 0; r < v->samples; r += ROWS) {
-        in_T.v.samples = t.rows = v->samples - r < ROWS ? v->samples - r : ROWS;
-        in_T.v.x = t.x = x + r * v->x_stride;
-        if (dy) in_T.v.dy = t.dy = dy + r * v->dy_stride;
+        in_T.v.samples = view.rows = v->samples - r < ROWS ? v->samples - r : ROWS;
+        in_T.v.x = view.x = x + r * v->x_stride;
+        if (dy) in_T.v.dy = view.dy = dy + r * v->dy_stride;
         FN(write_matrix)(&in_T, backward, NULL);
-        f64_write_tile(v, &t, c, backward);
-        for (ptrdiff_t k = 0; k < t.rows; ++k)
-            for (ptrdiff_t i = 0; i < t.n; ++i) out[(r + k) * v->out_stride + i] = both[v->state[c + i] != IN_T][k][i];
+        f64_write_view(v, &view, c, backward);
+        for (ptrdiff_t k = 0; k < view.rows; ++k)
+            for (ptrdiff_t i = 0; i < view.n; ++i)
+                out[(r + k) * v->out_stride + i] = both[v->state[c + i] != IN_T][k][i];
     }
 }
 
@@ -165,13 +166,13 @@ static NOINLINE void FN(write_mixed_tile)(f64_tile t, const volume *v, ptrdiff_t
 static NOINLINE void FN(write_f64_columns)(const FN(batch) *b, int backward)
 {
     for (ptrdiff_t c = 0; c < b->v.channels; c += LANES_F64) {
-        const f64_tile t = volume_tile(&b->v, 0, c);
+        const f64_view view = volume_view(&b->v, 0, c);
         FN(batch) part = *b;
-        part.v.channels = t.n, part.v.x = t.x, part.v.dy = t.dy, part.v.out = t.out;
+        part.v.channels = view.n, part.v.x = view.x, part.v.dy = view.dy, part.v.out = view.out;
         part.K += c, part.delta += c, part.rstd += c, part.scale += c;
         part.gain += c, part.bias += c, part.G += c, part.H += c;
         if (!any_in_state(&b->v, c, IN_F64)) FN(write_matrix)(&part, backward, NULL);
-        else if (!any_in_state(&b->v, c, IN_T)) f64_write_tile(&b->v, &t, c, backward);
-        else FN(write_mixed_tile)(t, &b->v, c, backward, part);
+        else if (!any_in_state(&b->v, c, IN_T)) f64_write_view(&b->v, &view, c, backward);
+        else FN(write_mixed_view)(view, &b->v, c, backward, part);
     }
 }

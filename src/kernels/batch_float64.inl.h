@@ -63,20 +63,20 @@ INLINE int any_in_state(const volume *v, ptrdiff_t c, int state)
 }
 
 /* them in all samples of a matrix, otherwise channel c in one sample */
-static f64_tile volume_tile(const volume *v, ptrdiff_t sample, ptrdiff_t c)
+static f64_view volume_view(const volume *v, ptrdiff_t sample, ptrdiff_t c)
 {
     const ptrdiff_t at = c * v->space, n = v->space > 1 ? v->space : channels_at(v, c);
     const void *dy = v->dy ? at_element(v->type, v->dy, sample * v->dy_stride + at) : NULL;
-    f64_tile t = run_tile(v->type, dy, at_element(v->type, v->x, sample * v->x_stride + at), n,
-                          (void *)at_element(v->type, v->out, sample * v->out_stride + at));
+    f64_view view = run_view(v->type, dy, at_element(v->type, v->x, sample * v->x_stride + at), n,
+                             (void *)at_element(v->type, v->out, sample * v->out_stride + at));
     if (v->space > 1) {
-        t.all_gain = element(v->type, v->gain, c), t.all_bias = element(v->type, v->bias, c);
+        view.all_gain = element(v->type, v->gain, c), view.all_bias = element(v->type, v->bias, c);
     } else {
-        t.rows = v->samples, t.step = 0;
-        t.dy_stride = v->dy_stride, t.x_stride = v->x_stride, t.out_stride = v->out_stride;
-        t.gain = at_element(v->type, v->gain, c), t.bias = at_element(v->type, v->bias, c);
+        view.rows = v->samples, view.step = 0;
+        view.dy_stride = v->dy_stride, view.x_stride = v->x_stride, view.out_stride = v->out_stride;
+        view.gain = at_element(v->type, v->gain, c), view.bias = at_element(v->type, v->bias, c);
     }
-    return t;
+    return view;
 }
 
 /* S and Q, or backward A and B, of channel c, or in a matrix of each channel from c on */
@@ -84,18 +84,18 @@ static void f64_channel_sums(const volume *v, ptrdiff_t c, int backward, double 
 {
     memset(sums, 0, 2 * sizeof *sums);
     for (ptrdiff_t sample = 0; sample < (v->space > 1 ? v->samples : 1); ++sample) {
-        f64_tile t = volume_tile(v, sample, c);
-        t.gain = NULL, t.all_gain = 1;
-        if (!backward) t.dy = NULL;
+        f64_view view = volume_view(v, sample, c);
+        view.gain = NULL, view.all_gain = 1;
+        if (!backward) view.dy = NULL;
         if (v->space > 1) {
-            const row_sums of_run = f64_run_sums(&t, &v->stats[c]);
+            const row_sums of_run = f64_run_sums(&view, &v->stats[c]);
             sums[0][0] += of_run.a, sums[1][0] += of_run.b;
             continue;
         }
-        const wide_stats e = wide_stats_of(v->stats + c, t.n);
-        for (ptrdiff_t r = 0; r < t.rows; r += FOLD) {
+        const wide_stats e = wide_stats_of(v->stats + c, view.n);
+        for (ptrdiff_t r = 0; r < view.rows; r += FOLD) {
             wide_f64 lanes[2];
-            f64_lane_sums(&t, r, t.rows - r < FOLD ? t.rows : r + FOLD, &e, lanes);
+            f64_lane_sums(&view, r, view.rows - r < FOLD ? view.rows : r + FOLD, &e, lanes);
             for (int k = 0; k < 2; ++k)
                 for (int i = 0; i < LANES_F64; ++i) sums[k][i] += lanes[k].v[i / VL_F64][i % VL_F64];
         }
@@ -105,11 +105,11 @@ static void f64_channel_sums(const volume *v, ptrdiff_t c, int backward, double 
 /* the largest finite |x| of channel c, or in a matrix of each channel from c on; float64 only */
 static void f64_channel_largest(const volume *v, ptrdiff_t c, double largest[LANES_F64])
 {
-    const f64_tile t = volume_tile(v, 0, c);
-    if (v->space == 1) f64_lane_largest(&t, largest);
+    const f64_view view = volume_view(v, 0, c);
+    if (v->space == 1) f64_lane_largest(&view, largest);
     else largest[0] = 0;
     for (ptrdiff_t sample = 0; v->space > 1 && sample < v->samples; ++sample)
-        largest[0] = larger_finite(largest[0], f64_largest((const double *)t.x + sample * v->x_stride, v->space));
+        largest[0] = larger_finite(largest[0], f64_largest((const double *)view.x + sample * v->x_stride, v->space));
 }
 
 /* The statistics of channel c from its sums, and moments [2, channels] unless NULL; backward, where the sweep was the
@@ -176,8 +176,8 @@ static NOINLINE void f64_channel_gradients(const volume *v)
     }
 }
 
-/* (4), or backward (6), for the channels of a tile, from c on */
-static NOINLINE void f64_write_tile(const volume *v, const f64_tile *t, ptrdiff_t c, int backward)
+/* (4), or backward (6), for the channels of a view, from c on */
+static NOINLINE void f64_write_view(const volume *v, const f64_view *view, ptrdiff_t c, int backward)
 {
     f64_gradient d[LANES_F64];
     wide_gradient of_lanes;
@@ -186,7 +186,7 @@ static NOINLINE void f64_write_tile(const volume *v, const f64_tile *t, ptrdiff_
     for (ptrdiff_t i = 0; i < count && backward; ++i)
         d[i] = f64_gradient_of(&v->stats[c + i], v->sum[c + i], v->sum2[c + i], 0);
     if (backward) of_lanes = wide_gradient_of(d, count);
-    f64_write(t, &e, backward ? &of_lanes : NULL);
+    f64_write(view, &e, backward ? &of_lanes : NULL);
 }
 
 #endif

@@ -99,8 +99,8 @@ static void FN(batch_output)(const FN(batch) *b, int backward, int nt_stores)
         const T st[3] = {b->K[c], b->delta[c], backward ? b->rstd[c] : b->scale[c]};
         const FN(run) run = FN(run_of)(v, sample, c, st);
         if (v->state[c] != IN_T) {
-            const f64_tile t = volume_tile(v, sample, c);
-            f64_write_tile(v, &t, c, backward);
+            const f64_view view = volume_view(v, sample, c);
+            f64_write_view(v, &view, c, backward);
         } else if (backward) FN(gradient_run)(&run, b->gain[c], b->G[c], b->H[c], carry);
         else FN(normalise_run)(&run, 1, b->bias[c], carry);
     }

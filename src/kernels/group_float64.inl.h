@@ -16,18 +16,18 @@ typedef struct {
 } channel_group;
 
 /* channel c, or all channels where space = 1 */
-static f64_tile channel_tile(const channel_group *g, ptrdiff_t c)
+static f64_view channel_view(const channel_group *g, ptrdiff_t c)
 {
     const ptrdiff_t at = c * g->space, n = g->space > 1 ? g->space : g->channels;
-    f64_tile t = run_tile(g->type, g->dy ? at_element(g->type, g->dy, at) : NULL, at_element(g->type, g->x, at), n,
-                          (void *)at_element(g->type, g->out, at));
+    f64_view view = run_view(g->type, g->dy ? at_element(g->type, g->dy, at) : NULL, at_element(g->type, g->x, at), n,
+                             (void *)at_element(g->type, g->out, at));
     if (g->space == 1) {
-        t.gain = g->gain, t.bias = g->bias, t.dgain = g->dgain, t.dbias = g->dbias;
+        view.gain = g->gain, view.bias = g->bias, view.dgain = g->dgain, view.dbias = g->dbias;
     } else {
-        t.all_gain = param_or(g->type, g->gain, c, 1);
-        t.all_bias = param_or(g->type, g->bias, c, -0.0);
+        view.all_gain = param_or(g->type, g->gain, c, 1);
+        view.all_bias = param_or(g->type, g->bias, c, -0.0);
     }
-    return t;
+    return view;
 }
 
 /* (3) and (4); st [3] of the compute type */
@@ -36,8 +36,8 @@ static NOINLINE void f64_group_norm(channel_group g, double eps, int centred, vo
     const f64_stats e = f64_row_stats(g.type, g.x, g.channels * g.space, eps, centred);
     const wide_stats lanes = wide_stats_of(&e, 1);
     for (ptrdiff_t c = 0; c < (g.space > 1 ? g.channels : 1); ++c) {
-        const f64_tile t = channel_tile(&g, c);
-        f64_write(&t, &lanes, NULL);
+        const f64_view view = channel_view(&g, c);
+        f64_write(&view, &lanes, NULL);
     }
     f64_store_stats(g.type, &e, st);
 }
@@ -46,9 +46,9 @@ static NOINLINE void f64_group_norm(channel_group g, double eps, int centred, vo
 RARE row_sums f64_gradient_sums(cnorm_dtype type, const void *dy, const void *x, ptrdiff_t n, const void *gain,
                                 const f64_stats *e)
 {
-    f64_tile t = run_tile(type, dy, x, n, NULL);
-    t.gain = gain;
-    return f64_run_sums(&t, e);
+    f64_view view = run_view(type, dy, x, n, NULL);
+    view.gain = gain;
+    return f64_run_sums(&view, e);
 }
 
 /* (5) and (6) for space = 1; st: the statistics */
@@ -57,15 +57,15 @@ static NOINLINE void f64_row_backward(channel_group row, const void *st, int cen
     const double n = (double)row.channels;
     const f64_stats e = f64_given_stats(row.type, row.x, row.channels, st, centred);
     const wide_stats lanes = wide_stats_of(&e, 1);
-    f64_tile t = channel_tile(&row, 0);
-    t.dy_scale = f64_scale_of(t.type, t.dy, t.n);
-    if (t.gain) t.gain_scale = f64_scale_of(t.type, t.gain, t.n);
-    const row_sums sums = f64_run_sums(&t, &e);
-    const f64_gradient of_row =
-        f64_gradient_of(&e, centred ? sums.a / n : 0, sums.b / n, -exponent_of(t.dy_scale) - exponent_of(t.gain_scale));
+    f64_view view = channel_view(&row, 0);
+    view.dy_scale = f64_scale_of(view.type, view.dy, view.n);
+    if (view.gain) view.gain_scale = f64_scale_of(view.type, view.gain, view.n);
+    const row_sums sums = f64_run_sums(&view, &e);
+    const f64_gradient of_row = f64_gradient_of(&e, centred ? sums.a / n : 0, sums.b / n,
+                                                -exponent_of(view.dy_scale) - exponent_of(view.gain_scale));
     const wide_gradient d = wide_gradient_of(&of_row, 1);
-    t.dgain = NULL;
-    f64_write(&t, &lanes, &d);
+    view.dgain = NULL;
+    f64_write(&view, &lanes, &d);
 }
 
 /* (5) and (6) for space > 1; `added`: dgain and dbias have their terms already */
@@ -76,9 +76,9 @@ static NOINLINE void f64_group_backward(channel_group g, const void *st, int add
     const wide_stats lanes = wide_stats_of(&e, 1);
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < g.channels; ++c) {
-        f64_tile t = channel_tile(&g, c);
-        t.all_gain = 1;
-        const row_sums sums = f64_run_sums(&t, &e);
+        f64_view view = channel_view(&g, c);
+        view.all_gain = 1;
+        const row_sums sums = f64_run_sums(&view, &e);
         G += sums.a * param_or(g.type, g.gain, c, 1);
         H += sums.b * param_or(g.type, g.gain, c, 1);
         if (added) continue;
@@ -88,8 +88,8 @@ static NOINLINE void f64_group_backward(channel_group g, const void *st, int add
     const f64_gradient of_group = f64_gradient_of(&e, G / (double)n, H / (double)n, 0);
     const wide_gradient d = wide_gradient_of(&of_group, 1);
     for (ptrdiff_t c = 0; c < g.channels; ++c) {
-        const f64_tile t = channel_tile(&g, c);
-        f64_write(&t, &lanes, &d);
+        const f64_view view = channel_view(&g, c);
+        f64_write(&view, &lanes, &d);
     }
 }
 

@@ -2,11 +2,11 @@
  * Rows, groups, channels and weights are put together from these functions. Included once, for all storage types.
  *
  * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range. Sums are those of
- * tile_float64.inl.h. */
+ * view_float64.inl.h. */
 #ifndef CNORM_ROW_FLOAT64_INL_H
 #define CNORM_ROW_FLOAT64_INL_H
 
-#include "tile_float64.inl.h"
+#include "view_float64.inl.h"
 
 /* The smallest and largest normal numbers of the compute type, and the largest rstd at which the mean K + delta has
  * lost no bits that matter to subnormals */
@@ -14,13 +14,13 @@ INLINE double rstd_tiny(cnorm_dtype type) { return type == CNORM_F64 ? 0x1p-1022
 INLINE double rstd_huge(cnorm_dtype type) { return type == CNORM_F64 ? 0x1.fffffffffffffp1023 : 0x1.fffffep127; }
 INLINE double rstd_exact_mean(cnorm_dtype type) { return type == CNORM_F64 ? 0x1p1000 : 0x1p100; }
 
-/* the largest finite |x| of each lane of a tile of float64 */
-static NOINLINE void f64_lane_largest(const f64_tile *t, double to[LANES_F64])
+/* the largest finite |x| of each lane of a view of float64 */
+static NOINLINE void f64_lane_largest(const f64_view *view, double to[LANES_F64])
 {
     const f64v most = splat_f64(0x1.fffffffffffffp1023);
     wide_f64 largest = wide_of(0), x[BLOCK];
-    for (ptrdiff_t first = 0; first < t->rows; first += BLOCK) {
-        const f64_block b = block_from(t, first, t->rows);
+    for (ptrdiff_t first = 0; first < view->rows; first += BLOCK) {
+        const f64_block b = block_from(view, first, view->rows);
         load_x(b, x);
         for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i)
             {
@@ -35,9 +35,9 @@ static NOINLINE void f64_lane_largest(const f64_tile *t, double to[LANES_F64])
 /* the largest finite |x| of a run of float64 */
 static NOINLINE double f64_largest(const void *x, ptrdiff_t n)
 {
-    const f64_tile t = run_tile(CNORM_F64, NULL, x, n, NULL);
+    const f64_view view = run_view(CNORM_F64, NULL, x, n, NULL);
     double lanes[LANES_F64], largest = 0;
-    f64_lane_largest(&t, lanes);
+    f64_lane_largest(&view, lanes);
     for (int i = 0; i < LANES_F64; ++i) largest = larger_finite(largest, lanes[i]);
     return largest;
 }
@@ -50,7 +50,7 @@ INLINE double f64_scale_of(cnorm_dtype type, const void *x, ptrdiff_t n)
 
 static NOINLINE double f64_value(cnorm_dtype type, const void *x)
 {
-    const f64_tile one = run_tile(type, NULL, x, 1, NULL);
+    const f64_view one = run_view(type, NULL, x, 1, NULL);
     wide_f64 value[BLOCK];
     load_x((f64_block){&one, 0, 1}, value);
     return value[0].v[0][0];
@@ -80,11 +80,11 @@ static NOINLINE int f64_mean_and_rstd(cnorm_dtype type, f64_stats *e, row_sums s
  * delta */
 static NOINLINE f64_stats f64_row_stats(cnorm_dtype type, const void *x, ptrdiff_t n, double eps, int centred)
 {
-    const f64_tile t = run_tile(type, NULL, x, n, NULL);
+    const f64_view view = run_view(type, NULL, x, n, NULL);
     f64_stats e = {.scale = f64_scale_of(type, x, n)};
     if (centred) e.origin = f64_value(type, x) * e.scale;
-    if (f64_mean_and_rstd(type, &e, f64_run_sums(&t, &e), (double)n, eps, centred))
-        (void)f64_mean_and_rstd(type, &e, f64_run_sums(&t, &e), (double)n, eps, centred);
+    if (f64_mean_and_rstd(type, &e, f64_run_sums(&view, &e), (double)n, eps, centred))
+        (void)f64_mean_and_rstd(type, &e, f64_run_sums(&view, &e), (double)n, eps, centred);
     return e;
 }
 
@@ -126,17 +126,17 @@ static NOINLINE void f64_store_stats(cnorm_dtype type, const f64_stats *e, void 
 }
 
 /* (4), or with d (6), in float64, rounded once to T */
-static NOINLINE void f64_write(const f64_tile *t, const wide_stats *e, const wide_gradient *d)
+static NOINLINE void f64_write(const f64_view *view, const wide_stats *e, const wide_gradient *d)
 {
-    for (ptrdiff_t first = 0; first < t->rows; first += BLOCK) {
-        const f64_block b = block_from(t, first, t->rows);
+    for (ptrdiff_t first = 0; first < view->rows; first += BLOCK) {
+        const f64_block b = block_from(view, first, view->rows);
         wide_f64 out[BLOCK], xhat[BLOCK], bias[BLOCK];
         if (d) {
             f64_terms(b, e, out, xhat);
         } else {
             load_x(b, xhat);
-            load_params(b, t->gain, t->all_gain, out);
-            load_params(b, t->bias, t->all_bias, bias);
+            load_params(b, view->gain, view->all_gain, out);
+            load_params(b, view->bias, view->all_bias, bias);
         }
         for (ptrdiff_t r = 0; r < b.count && !d; ++r) {
             xhat[r] = f64_xhat(e, xhat[r]);

@@ -7,9 +7,9 @@
 /* Statistics about 0 whose rstd is 1/|w scale|, or 0 for a row of zeros */
 static NOINLINE f64_stats f64_norm_of(cnorm_dtype type, const void *w, ptrdiff_t n)
 {
-    const f64_tile t = run_tile(type, NULL, w, n, NULL);
+    const f64_view view = run_view(type, NULL, w, n, NULL);
     f64_stats e = {.scale = f64_scale_of(type, w, n)};
-    const double squares = f64_run_sums(&t, &e).b;
+    const double squares = f64_run_sums(&view, &e).b;
     if (squares != 0) e.rstd = 1.0 / sqrt(squares);
     e.inv_std_dev = e.rstd * e.scale;
     return e;
@@ -20,7 +20,7 @@ static NOINLINE f64_stats f64_norm_of(cnorm_dtype type, const void *w, ptrdiff_t
  * scaling w by a power of two changes no bit of v. */
 static NOINLINE void f64_weight_norm(cnorm_dtype type, const void *w, ptrdiff_t n, double g, void *v)
 {
-    const f64_tile t = run_tile(type, NULL, w, n, v);
+    const f64_view view = run_view(type, NULL, w, n, v);
     const f64_stats e = f64_norm_of(type, w, n);
     int power = 0;
     const double of_g = frexp(g, &power), factor = type == CNORM_F64 ? of_g * e.rstd : e.rstd;
@@ -29,8 +29,8 @@ static NOINLINE void f64_weight_norm(cnorm_dtype type, const void *w, ptrdiff_t 
     const double up[4] = {third, third, rest, factor}, down[4] = {factor, third, third, rest},
                  in_order[4] = {factor, g, 1, 1};
     const double *by = type != CNORM_F64 ? in_order : power > 0 ? up : down;
-    for (ptrdiff_t first = 0; first < t.rows; first += BLOCK) {
-        const f64_block b = block_from(&t, first, t.rows);
+    for (ptrdiff_t first = 0; first < view.rows; first += BLOCK) {
+        const f64_block b = block_from(&view, first, view.rows);
         wide_f64 to[BLOCK];
         load_x(b, to);
         for (ptrdiff_t r = 0; r < b.count; ++r)
@@ -39,19 +39,19 @@ static NOINLINE void f64_weight_norm(cnorm_dtype type, const void *w, ptrdiff_t 
     }
 }
 
-/* layer norm's (5) and (6) about 0, with a sum in place of the mean, for a row's tile; returns dg */
-static NOINLINE double f64_weight_backward(f64_tile t, double g)
+/* layer norm's (5) and (6) about 0, with a sum in place of the mean, for a row's view; returns dg */
+static NOINLINE double f64_weight_backward(f64_view view, double g)
 {
-    const f64_stats e = f64_norm_of(t.type, t.x, t.n);
+    const f64_stats e = f64_norm_of(view.type, view.x, view.n);
     const wide_stats lanes = wide_stats_of(&e, 1);
-    t.dy_scale = f64_scale_of(t.type, t.dy, t.n);
-    const double sum = f64_run_sums(&t, &e).b;
-    t.all_gain = g, t.gain_scale = f64_scale_of(t.type, &g, 1);
+    view.dy_scale = f64_scale_of(view.type, view.dy, view.n);
+    const double sum = f64_run_sums(&view, &e).b;
+    view.all_gain = g, view.gain_scale = f64_scale_of(view.type, &g, 1);
     const f64_gradient of_row =
-        f64_gradient_of(&e, 0, sum * (g * t.gain_scale), -exponent_of(t.dy_scale) - exponent_of(t.gain_scale));
+        f64_gradient_of(&e, 0, sum * (g * view.gain_scale), -exponent_of(view.dy_scale) - exponent_of(view.gain_scale));
     const wide_gradient d = wide_gradient_of(&of_row, 1);
-    f64_write(&t, &lanes, &d);
-    return sum / t.dy_scale;
+    f64_write(&view, &lanes, &d);
+    return sum / view.dy_scale;
 }
 
 #endif

@@ -47,7 +47,7 @@ static void FN(weight_norm_backward)(const cnorm_weight *call)
             FN(gradient_run)(&run, (T)g, 0, (T)(g * dg), NULL);
             dgain[row] = (T)dg;
         } else {
-            dgain[row] = (T)f64_weight_backward(run_tile(DTYPE, run.dy, run.x, run.n, run.out), g);
+            dgain[row] = (T)f64_weight_backward(run_view(DTYPE, run.dy, run.x, run.n, run.out), g);
         }
     }
 }

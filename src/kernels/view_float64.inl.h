@@ -1,17 +1,17 @@
-/* Tiles of numbers of any storage type, which are read and computed as float64, LANES_F64 at a time, and their sums:
+/* Views of numbers of any storage type, which are read and computed as float64, LANES_F64 at a time, and their sums:
  * for the float64 path (row_float64.inl.h). Only loads and stores depend on the storage type; they handle BLOCK rows of
- * a tile in one call, so that all types share the arithmetic. Included once.
+ * a view in one call, so that all types share the arithmetic. Included once.
  *
  * Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a halving tree
  * adds up the lanes every FOLD elements. */
-#ifndef CNORM_TILE_FLOAT64_INL_H
-#define CNORM_TILE_FLOAT64_INL_H
+#ifndef CNORM_VIEW_FLOAT64_INL_H
+#define CNORM_VIEW_FLOAT64_INL_H
 
 #include "../checks.h"
 #include "wide.inl.h"
 
 /* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used.
- * A run of n elements is a tile with step = LANES_F64. A tile of n <= LANES_F64 columns has step 0, and its sums
+ * A run of n elements is a view with step = LANES_F64. A view of n <= LANES_F64 columns has step 0, and its sums
  * stay in lanes. */
 typedef struct {
     cnorm_dtype type;   /* of dy, x and out; parameters and their gradients are of its compute type */
@@ -24,22 +24,22 @@ typedef struct {
     void *dgain, *dbias;         /* [n] of a run, or NULL: its terms are added with its sums */
     void *out;
     ptrdiff_t out_stride;
-} f64_tile;
+} f64_view;
 
-/* rows first to first + count of a tile: at most BLOCK */
+/* rows first to first + count of a view: at most BLOCK */
 typedef struct {
-    const f64_tile *tile;
+    const f64_view *view;
     ptrdiff_t first, count;
 } f64_block;
 
-INLINE f64_block block_from(const f64_tile *t, ptrdiff_t first, ptrdiff_t end)
+INLINE f64_block block_from(const f64_view *view, ptrdiff_t first, ptrdiff_t end)
 {
-    return (f64_block){t, first, end - first < BLOCK ? end - first : BLOCK};
+    return (f64_block){view, first, end - first < BLOCK ? end - first : BLOCK};
 }
 
-static f64_tile run_tile(cnorm_dtype type, const void *dy, const void *x, ptrdiff_t n, void *out)
+static f64_view run_view(cnorm_dtype type, const void *dy, const void *x, ptrdiff_t n, void *out)
 {
-    return (f64_tile){.type = type, /* gain 1 and bias -0: neutral */
+    return (f64_view){.type = type, /* gain 1 and bias -0: neutral */
                       .dy = dy,
                       .x = x,
                       .dy_stride = LANES_F64,
@@ -64,14 +64,14 @@ INLINE const void *at_element(cnorm_dtype type, const void *p, ptrdiff_t i)
 }
 
 /* the lanes of row r that are used, and the rows of a block that use all */
-INLINE ptrdiff_t lanes_used(const f64_tile *t, ptrdiff_t r)
+INLINE ptrdiff_t lanes_used(const f64_view *view, ptrdiff_t r)
 {
-    return t->n - r * t->step < LANES_F64 ? t->n - r * t->step : LANES_F64;
+    return view->n - r * view->step < LANES_F64 ? view->n - r * view->step : LANES_F64;
 }
 INLINE ptrdiff_t whole_rows(f64_block b)
 {
-    const ptrdiff_t left = (b.tile->n - b.first * b.tile->step) / LANES_F64;
-    return left < b.count && (b.tile->step || !left) ? left : b.count;
+    const ptrdiff_t left = (b.view->n - b.first * b.view->step) / LANES_F64;
+    return left < b.count && (b.view->step || !left) ? left : b.count;
 }
 
 /* rows of LANES_F64 numbers, `stride` bytes apart */
@@ -90,13 +90,13 @@ static NOINLINE void narrow_lanes(cnorm_dtype type, const wide_f64 *from, ptrdif
     for (ptrdiff_t r = 0; r < rows && type == CNORM_BF16; ++r) put_wide_bf16((void *)(to + r * stride), from[r]);
 }
 
-/* A row's numbers, followed by zeros: of a row of a tile that does not use all lanes */
+/* A row's numbers, followed by zeros: of a row of a view that does not use all lanes */
 typedef union {
     char bytes[LANES_F64 * sizeof(double)];
     double align;
 } partial_lanes;
 
-/* The rows of a block from an array of `type` that begins at p and has the shape of the tile; lanes that are not used
+/* The rows of a block from an array of `type` that begins at p and has the shape of the view; lanes that are not used
  * are zero */
 static NOINLINE void load_block(f64_block b, cnorm_dtype type, const void *p, ptrdiff_t stride, wide_f64 to[BLOCK])
 {
@@ -105,7 +105,7 @@ static NOINLINE void load_block(f64_block b, cnorm_dtype type, const void *p, pt
     widen_lanes(type, from, stride * item, whole, to);
     for (ptrdiff_t r = whole; r < b.count; ++r) {
         partial_lanes lanes = {{0}};
-        memcpy(lanes.bytes, from + r * stride * item, (size_t)(lanes_used(b.tile, b.first + r) * item));
+        memcpy(lanes.bytes, from + r * stride * item, (size_t)(lanes_used(b.view, b.first + r) * item));
         widen_lanes(type, lanes.bytes, 0, 1, to + r);
     }
 }
@@ -117,18 +117,18 @@ static NOINLINE void store_block(f64_block b, cnorm_dtype type, const wide_f64 f
     for (ptrdiff_t r = whole; r < b.count; ++r) {
         partial_lanes lanes;
         narrow_lanes(type, from + r, 1, lanes.bytes, 0);
-        memcpy(to + r * stride * item, lanes.bytes, (size_t)(lanes_used(b.tile, b.first + r) * item));
+        memcpy(to + r * stride * item, lanes.bytes, (size_t)(lanes_used(b.view, b.first + r) * item));
     }
 }
 INLINE void load_params(f64_block b, const void *param, double all, wide_f64 to[BLOCK])
 {
-    if (param) load_block(b, compute_type(b.tile->type), param, b.tile->step, to);
+    if (param) load_block(b, compute_type(b.view->type), param, b.view->step, to);
     for (ptrdiff_t r = 0; r < b.count && !param; ++r) to[r] = wide_of(all);
 }
-INLINE void load_x(f64_block b, wide_f64 x[BLOCK]) { load_block(b, b.tile->type, b.tile->x, b.tile->x_stride, x); }
+INLINE void load_x(f64_block b, wide_f64 x[BLOCK]) { load_block(b, b.view->type, b.view->x, b.view->x_stride, x); }
 INLINE void store_out(f64_block b, const wide_f64 out[BLOCK])
 {
-    store_block(b, b.tile->type, out, b.tile->out, b.tile->out_stride);
+    store_block(b, b.view->type, out, b.view->out, b.view->out_stride);
 }
 
 /* d = x scale - origin, and xhat = (d - delta) rstd */
@@ -148,41 +148,41 @@ INLINE wide_f64 f64_xhat(const wide_stats *e, wide_f64 x)
 static void f64_add(f64_block b, void *param, const wide_f64 terms[BLOCK])
 {
     wide_f64 sum[BLOCK];
-    load_block(b, compute_type(b.tile->type), param, b.tile->step, sum);
+    load_block(b, compute_type(b.view->type), param, b.view->step, sum);
     for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i) sum[r].v[i] += terms[r].v[i];
-    store_block(b, compute_type(b.tile->type), sum, param, b.tile->step);
+    store_block(b, compute_type(b.view->type), sum, param, b.view->step);
 }
 
 /* g = dy gain and xhat of a block; lanes that are not used are zero. Adds to dgain and dbias, if there are. */
 static NOINLINE void f64_terms(f64_block b, const wide_stats *e, wide_f64 g[BLOCK], wide_f64 xhat[BLOCK])
 {
-    const f64_tile *t = b.tile;
+    const f64_view *view = b.view;
     wide_f64 gain[BLOCK];
     load_x(b, xhat);
-    load_block(b, t->type, t->dy, t->dy_stride, g);
+    load_block(b, view->type, view->dy, view->dy_stride, g);
     for (ptrdiff_t r = 0; r < b.count; ++r) {
-        xhat[r] = first_lanes(f64_xhat(e, xhat[r]), lanes_used(t, b.first + r));
+        xhat[r] = first_lanes(f64_xhat(e, xhat[r]), lanes_used(view, b.first + r));
         EACH_VECTOR(i) gain[r].v[i] = g[r].v[i] * xhat[r].v[i];
     }
-    if (t->dgain) f64_add(b, t->dgain, gain), f64_add(b, t->dbias, g);
-    load_params(b, t->gain, t->all_gain, gain);
+    if (view->dgain) f64_add(b, view->dgain, gain), f64_add(b, view->dbias, g);
+    load_params(b, view->gain, view->all_gain, gain);
     for (ptrdiff_t r = 0; r < b.count; ++r)
-        EACH_VECTOR(i) g[r].v[i] = g[r].v[i] * splat_f64(t->dy_scale) * (gain[r].v[i] * splat_f64(t->gain_scale));
+        EACH_VECTOR(i) g[r].v[i] = g[r].v[i] * splat_f64(view->dy_scale) * (gain[r].v[i] * splat_f64(view->gain_scale));
 }
 
-/* The two sums in each lane over rows begin to end of a tile: of d and d^2, or backward of g and g xhat */
-static NOINLINE void f64_lane_sums(const f64_tile *t, ptrdiff_t begin, ptrdiff_t end, const wide_stats *e,
+/* The two sums in each lane over rows begin to end of a view: of d and d^2, or backward of g and g xhat */
+static NOINLINE void f64_lane_sums(const f64_view *view, ptrdiff_t begin, ptrdiff_t end, const wide_stats *e,
                                    wide_f64 sums[2])
 {
-    const int backward = t->dy != NULL;
+    const int backward = view->dy != NULL;
     wide_f64 A = wide_of(0), B = A;
     for (ptrdiff_t first = begin; first < end; first += BLOCK) {
-        const f64_block block = block_from(t, first, end);
+        const f64_block block = block_from(view, first, end);
         wide_f64 g[BLOCK], xhat[BLOCK], a = wide_of(0), b = a;
         if (backward) f64_terms(block, e, g, xhat);
         else load_x(block, g);
         for (ptrdiff_t r = 0; r < block.count; ++r) {
-            const wide_f64 v = backward ? g[r] : first_lanes(f64_deviation(e, g[r]), lanes_used(t, first + r)),
+            const wide_f64 v = backward ? g[r] : first_lanes(f64_deviation(e, g[r]), lanes_used(view, first + r)),
                            with = backward ? xhat[r] : v;
             EACH_VECTOR(i) a.v[i] += v.v[i], b.v[i] += v.v[i] * with.v[i];
         }
@@ -192,14 +192,14 @@ static NOINLINE void f64_lane_sums(const f64_tile *t, ptrdiff_t begin, ptrdiff_t
 }
 
 /* the same over a run */
-static NOINLINE row_sums f64_run_sums(const f64_tile *t, const f64_stats *stats)
+static NOINLINE row_sums f64_run_sums(const f64_view *view, const f64_stats *stats)
 {
     enum { ROWS = FOLD / LANES_F64 };
     const wide_stats e = wide_stats_of(stats, 1);
     row_sums sums = {0, 0};
-    for (ptrdiff_t r = 0; r < t->rows; r += ROWS) {
+    for (ptrdiff_t r = 0; r < view->rows; r += ROWS) {
         wide_f64 lanes[2];
-        f64_lane_sums(t, r, t->rows - r < ROWS ? t->rows : r + ROWS, &e, lanes);
+        f64_lane_sums(view, r, view->rows - r < ROWS ? view->rows : r + ROWS, &e, lanes);
         sums.a += tree_f64(lanes[0].v);
         sums.b += tree_f64(lanes[1].v);
     }
