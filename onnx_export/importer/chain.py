@@ -50,13 +50,14 @@ class Chain:
     """
 
     def __init__(self, trace, frame: np.ndarray, old: dict[int, int], outputs: dict[str, np.ndarray]):
-        self.trace, self.old, self.faults = trace, old, []
+        self.trace, self.old = trace, old
         self._lags = Lags(old)
         self.frame = frame
-        self._made = {frame.tobytes(): FRAME}
-        self._steps: list[Step] = []
-        self._negated: set[int] = set()  # blocks of a difference's second term, which is not computed twice
-        ends = {name: self._end(numbers) for name, numbers in outputs.items()}
+        self._filters: dict[bytes, tuple[set[int], np.ndarray]] = {}  # convolutions over time: frame and outputs
+        self._shared: dict[bytes, np.ndarray] = {}  # for the outputs of one of several with the same cache those of all
+        ends = self._walk(outputs)
+        if self._share():
+            ends = self._walk(outputs)
         self.depth = len(self._steps)
         self.layers: list = []
         self.cells: list[Cell] = []
@@ -67,6 +68,27 @@ class Chain:
                 self.layers, self.cells, self.names = joined.layers, joined.cells, joined.names
             except Cannot as error:
                 self.faults.append(str(error))
+
+    def _walk(self, outputs: dict[str, np.ndarray]) -> dict[str, int]:
+        """The steps, from the outputs back to the frame; where each output is among them."""
+        self.faults = []
+        self._made = {self.frame.tobytes(): FRAME}
+        self._steps: list[Step] = []
+        self._negated: set[int] = set()  # blocks of a difference's second term, which is not computed twice
+        return {name: self._end(numbers) for name, numbers in outputs.items()}
+
+    def _share(self) -> bool:
+        """Whether convolutions over time have a cache in common, so that one layer has to compute them."""
+        groups: list[tuple[set[int], list[np.ndarray]]] = []
+        for heads, numbers in self._filters.values():
+            own = [group for group in groups if group[0] & heads]
+            groups = [group for group in groups if not group[0] & heads]
+            groups.append((heads.union(*(one for one, _ in own)), [*(n for _, each in own for n in each), numbers]))
+        for _, parts in groups:
+            if len(parts) > 1:
+                whole = np.array(list(dict.fromkeys(np.concatenate(parts).tolist())))
+                self._shared |= {part.tobytes(): whole for part in parts if not np.array_equal(part, whole)}
+        return bool(self._shared)
 
     def _end(self, numbers: np.ndarray) -> int:
         """The step that computes some elements, behind those that it needs; faults are noted."""
@@ -82,7 +104,8 @@ class Chain:
             link, reads = links[key]
             missing = [one for one in reads if one.tobytes() not in self._made]
             if any(one.tobytes() in links for one in missing):  # it is on the way here from the output
-                self.faults.append(f"{self.trace.owners(waiting[-1])[0].node}: its result depends on itself")
+                node = self.trace.owners(waiting[-1])[0].node
+                self.faults.append(f"{node}: its result depends on itself, and it is in no cell that cnorm reads")
                 links[key] = None, []
                 continue
             if missing:
@@ -106,6 +129,8 @@ class Chain:
         """The last step before some elements, and what it reads, each in order."""
         if len(each := dict.fromkeys(numbers.tolist())) < len(numbers):
             return self._picked(numbers, np.array(list(each)))
+        if (whole := self._shared.get(numbers.tobytes())) is not None:
+            return self._picked(numbers, whole)
         owners = self.trace.owners(numbers)
         if len(owners) == 1 and len(numbers) < owners[0].size and self._is_whole(owners[0]):
             return self._taken(numbers, owners[0])
@@ -116,6 +141,7 @@ class Chain:
             return (lambda to: to.add(found[0])), [found[1]]
         linear = None if block and block.first in self._negated else affine(self.trace, numbers)
         if linear and (found := over_time(self._lags, linear)):
+            self._filters[numbers.tobytes()] = set(found[2].tolist()), numbers
             return (lambda to: to.filtered(*found[:2])), [found[2]]
         if linear and not self._sums(block, linear.terms):
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
@@ -167,7 +193,7 @@ class Chain:
         if block.op == "input":
             whole = self.frame
             if not set(numbers.tolist()) <= set(whole.tolist()):
-                raise Cannot(f"the input {block.node!r} is read where only the frame is")
+                raise Cannot(f"the input {block.node!r} is no frame, and no cell or convolution reads it as a state")
         return self._picked(numbers, whole)
 
     def _single(self, block: Block) -> tuple[Link, list[np.ndarray]]:

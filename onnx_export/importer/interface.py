@@ -275,9 +275,10 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
         raise NotImported(
             "more than one reading of the inputs and outputs fits; choose one by states={...}:", map(_reading, good)
         )
-    # the reading that came furthest says best what is missing
-    faults = max(plans, key=lambda found: found.chain.depth).faults if plans else list(trace.faults)
-    faults = _together(faults) or ["no output has the size of a result or of a state"]
+    # the reading that came furthest says best what is missing: to layers, or most steps
+    furthest = max(plans, key=lambda found: (bool(found.chain.layers), found.chain.depth), default=None)
+    faults = _together(furthest.faults if furthest else trace.faults)
+    faults = faults or ["no output has the size of a result or of a state"]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
         rest.append(f"symbolic dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")

@@ -194,7 +194,8 @@ def test_an_exported_embedding_is_read_as_a_strangers_file(tmp_path, rng):
     assert found.model.run(x).tobytes() == model.run(x).tobytes()
 
 
-def test_a_state_that_two_layers_read_is_refused(tmp_path, rng):
+@pytest.mark.parametrize("outputs", [3, OBSERVED])  # as many as inputs: x could be a state, too
+def test_a_state_that_two_layers_read_is_refused(outputs, tmp_path, rng):
     """The old h beside the new one is a convolution over time, whose cache would be a second copy of h."""
     nodes = [
         node("Gemm", "x w", "a"),
@@ -204,7 +205,7 @@ def test_a_state_that_two_layers_read_is_refused(tmp_path, rng):
         node("Concat", "h h2", "both", axis=1),
         node("Gemm", "both v", "y"),
     ]
-    weights = {"w": normal(rng, OBSERVED, UNITS), "u": normal(rng, UNITS, UNITS), "v": normal(rng, 2 * UNITS, 3)}
-    ends = {"x": [1, OBSERVED], "h": [1, UNITS]}, {"y": [1, 3], "h2": [1, UNITS]}
+    weights = {"w": normal(rng, OBSERVED, UNITS), "u": normal(rng, UNITS, UNITS), "v": normal(rng, 2 * UNITS, outputs)}
+    ends = {"x": [1, OBSERVED], "h": [1, UNITS]}, {"y": [1, outputs], "h2": [1, UNITS]}
     with pytest.raises(ValueError, match="input 'h': it is the state of two layers"):
         onnx_export.load(saved(tmp_path / "m.onnx", nodes, *ends, weights))

@@ -137,3 +137,43 @@ def test_the_second_stage_of_dtln():
     ]  # fmt: skip
     assert found.states == {"input_5": "tf_op_layer_stack_5"}
     assert found.report.ok
+
+
+SPLIT = [node("Conv", "frames wide", "all"), node("Split", "all", "f g", axis=1, num_outputs=2)]
+GATED = {
+    "halves": (SPLIT, "f", "g", 1),
+    "two convolutions": ([node("Conv", "frames w", "f"), node("Conv", "frames v", "g")], "f", "g", 1),
+    "other dilations": (
+        [node("Conv", "frames w", "f"), node("Conv", "frames v2", "g", dilations=[2]), node("Add", "g bias", "gb")],
+        "f",
+        "gb",
+        1,
+    ),
+    "f times its own sigmoid": ([node("Conv", "frames w", "f"), node("Mul", "f factor", "g")], "f", "g", 1),
+    "another order": ([*SPLIT, node("Gather", "all turned", "h", axis=1)], "all", "h", 2),
+}
+
+
+@pytest.mark.parametrize("case", GATED)
+def test_convolutions_with_one_cache_are_one_layer(case, tmp_path, rng):
+    """tanh(f) sigmoid(g), where f and g read the same frames of before."""
+    nodes, f, g, width = GATED[case]
+    nodes = [
+        node("Concat", "cache x", "frames", axis=2),
+        node("Slice", "frames one end two", "cache_out"),
+        *nodes,
+        node("Tanh", f, "t"),
+        node("Sigmoid", g, "s"),
+        node("Mul", "t s", "y"),
+    ]
+    tensors = {"w": normal(rng, UNITS, INPUTS, 5), "v": normal(rng, UNITS, INPUTS, 5)}
+    tensors |= {"v2": normal(rng, UNITS, INPUTS, 3), "wide": normal(rng, 2 * UNITS, INPUTS, 5)}
+    tensors |= {"bias": normal(rng, UNITS, 1), "factor": np.float32(2)}
+    tensors |= {"turned": np.arange(2 * UNITS)[::-1].copy(), "one": [1], "end": [1 << 40], "two": np.array([2])}
+    used = {name for one in nodes for name in one.input}
+    tensors = {name: np.asarray(tensor) for name, tensor in tensors.items() if name in used}
+    ends = {"x": [1, INPUTS, 1], "cache": [1, INPUTS, 4]}, {"y": [1, width * UNITS, 1], "cache_out": [1, INPUTS, 4]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, tensors, opset=18))
+    assert [layer.kind for layer in found.model.layers].count("CausalConv1d") == 1
+    assert found.states == {"cache": "cache_out"}
+    assert found.report.ok
