@@ -25,6 +25,7 @@ LOG = logging.getLogger("cnorm.client")
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0  # seconds between attempts to connect; doubled each time, with jitter
 UNAVAILABLE = (502, 503, 504)  # answers of a server, or of a proxy before it, that may have a worker again soon
 NO_UPGRADE = (200, 400, 426, 505)  # what a server answers if a proxy before it does not pass the request to upgrade
+NO_OUTPUT = "no output"
 REFUSED = (1002, 1003, 1007, 1009)  # close codes of a message that the server's WebSocket library refuses
 
 
@@ -81,6 +82,7 @@ class _Session:
     def _restart_retries(self) -> None:
         """Count attempts and measure `patience` from now on."""
         self._attempts, self._delivered, self._progress = 0, self._conversation.delivered, time.monotonic()
+        self._reason = NO_OUTPUT  # why the last attempt failed
 
     def _wait_seconds(self) -> float:
         """How long to wait for the next message; raises if patience is at its end, whatever else the server sends."""
@@ -88,7 +90,7 @@ class _Session:
             self._restart_retries()
         left = self.patience - (time.monotonic() - self._progress)
         if left <= 0:
-            raise TimeoutError("no output")
+            raise TimeoutError(self._reason)
         return min(self.timeout, left)
 
     def _delay(self, error: Exception) -> float:
@@ -99,11 +101,12 @@ class _Session:
             raise ServerError("closed", f"{error.rcvd.code} {error.rcvd.reason}") from error
         if self._conversation.delivered != self._delivered:
             self._restart_retries()
+        if not isinstance(error, TimeoutError):
+            self._reason = str(error) or type(error).__name__
         left = self.patience - (time.monotonic() - self._progress)
         if left <= 0:
-            raise ConnectionError(
-                f"{self.url} has answered no frame for {self.patience:g} seconds and {self._attempts} attempts: {error}"
-            ) from error
+            tried = f"{self.patience:g} seconds and {self._attempts} attempts"
+            raise ConnectionError(f"{self.url} has answered no frame for {tried}: {self._reason}") from error
         self._conversation.forget()
         self._attempts += 1
         delay = min(FIRST_DELAY * 2 ** min(self._attempts, 10), LONGEST_DELAY) * random.uniform(0.5, 1.0)
@@ -246,6 +249,7 @@ class Session(_Session):
         self._socket = connect(self.url, open_timeout=seconds, **self._options).__enter__()  # `_drop`, `close` close it
         self._socket.send(self._conversation.hello())
         self._conversation.receive(self._socket.recv(timeout=seconds))
+        self._reason = NO_OUTPUT
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -335,6 +339,7 @@ class AsyncSession(_Session):
         self._socket = await connect(self.url, open_timeout=seconds, **self._options)
         await self._socket.send(self._conversation.hello())
         self._conversation.receive(await asyncio.wait_for(self._socket.recv(), seconds))
+        self._reason = NO_OUTPUT
 
     async def _drop(self) -> None:
         if self._socket is not None:
