@@ -73,6 +73,10 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
         if layers != before:
             with_name(layers[-1], name)
         return
+    if hasattr(module, "to_layers"):  # of cnorm.torch
+        layers += module.to_layers()
+        with_name(layers[-1], name)
+        return
     kind = type(module).__name__
     own = type(module).__module__.startswith("torch.nn.modules.")
     if own and kind in IGNORED:

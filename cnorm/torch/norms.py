@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cnorm import _core
-from cnorm.torch.arrays import array, refuse_transforms, tensor
+from cnorm import _core, layers
+from cnorm.torch.arrays import FIRST_ORDER, array, refuse_transforms, tensor
 
 FULL_PRECISION = (torch.float32, torch.float64)
 
@@ -197,6 +197,11 @@ class RMSNorm(_Norm):
     n : int
         The length of the last dimension.
     eps : float
+    def to_layers(self) -> tuple[layers.LayerNorm, ...]:
+        """The layer with the present weights, for `cnorm.Model`."""
+        weight, bias = (None if p is None else p.detach().numpy() for p in (self.weight, self.bias))
+        return (layers.LayerNorm(weight, bias, eps=self.eps),)
+
     """
 
     def __init__(self, n: int, eps: float = 1e-5) -> None:

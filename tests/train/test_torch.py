@@ -399,6 +399,22 @@ def test_torch_onnx_export_of_a_cell_names_the_function_to_call(dynamo, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_takes_modules():
+    """Alone, and beside those of torch.nn."""
+    lstm, cell, norm = ct.LSTM(5, 12, preset="ba2016", num_layers=2), ct.GRUCell(12, 7, preset="torch"), ct.LayerNorm(7)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    head, x = torch.nn.Linear(7, 3), torch.randn(6, 5)
+    assert len(cnorm.Model(lstm).layers) == 2
+    model = cnorm.Model([("encoder", lstm), cell, norm, head])
+    assert [layer.name for layer in model.layers] == [None, "encoder", None, None, None]
+    h, states = lstm(x)[0], None
+    states = [states := cell(frame, states) for frame in h]
+    assert model.check(x.numpy(), head(norm(torch.stack(states))).detach().numpy())
+    with pytest.raises(ValueError, match=r"layers\[0\] must be a module .* got RMSNorm"):
+        cnorm.Model([ct.RMSNorm(5)])
+
+
 @pytest.mark.filterwarnings("ignore")  # of PyTorch, about its exporters
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
