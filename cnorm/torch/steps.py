@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active, _current_graph_task_id, _get_tracing_state
+from torch._C._autograd import _get_current_graph_task_keep_graph as _keeps_graph
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
 
@@ -24,7 +25,12 @@ from cnorm.torch.operators import layer_of
 __all__ = ["Weights", "call"]
 
 
-ZERO = torch.zeros((), dtype=torch.float32, device=torch.device("cpu"))
+FREED = (
+    "trying to backward through the graph a second time: give backward retain_graph=True the first time, "
+    "or detach the state that a cell begins with"
+)
+FLOAT = torch.float32
+ZERO = torch.zeros((), dtype=FLOAT, device=torch.device("cpu"))
 
 
 def _readable(t: Tensor, name: str, shape: tuple) -> Tensor:
@@ -192,6 +198,10 @@ class _Run(Function):
     @staticmethod
     def backward(ctx, *gradients):
         packed, recording = ctx.packed, ctx.recording
+        if packed is None:
+            raise RuntimeError(FREED)
+        if not _keeps_graph():
+            ctx.packed = ctx.recording = None
         if recording is None:
             recording = packed.cell.run(*ctx.saved_tensors, ctx.single)[1]
             recording.number = ctx.number

@@ -1,6 +1,7 @@
 """`cnorm.torch` step by step: the bits of sequences, and what PyTorch promises of a module and of its gradients."""
 
 import concurrent.futures
+import contextlib
 import copy
 import gc
 import pickle
@@ -127,6 +128,17 @@ def test_the_graph_can_be_used_again_and_for_parts():
         assert torch.equal(torch.autograd.grad(y, parameters[1], retain_graph=True)[0], want[2])
     y.backward()
     assert same(gradients(cell), want[1:])
+
+
+@pytest.mark.parametrize("saved", ["tape", "offloaded"])
+def test_a_graph_that_was_not_retained_is_refused(saved):
+    """As in PyTorch: a state that was not detached would have backpropagation go on to the first step of all."""
+    cell, state = ct.GRUCell(4, 10, preset="ba2016"), None
+    with torch.autograd.graph.save_on_cpu() if saved == "offloaded" else contextlib.nullcontext():
+        first = cell(torch.randn(2, 4), state)
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="through the graph a second time"):
+        cell(torch.randn(2, 4), first).sum().backward()
 
 
 def test_two_graphs_at_once_and_gradients_that_add_up():
