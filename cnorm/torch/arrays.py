@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+FIRST_ORDER = "cnorm.torch has first-order gradients only: its backward pass can't be differentiated"
+
 
 def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
     """The tensor as a C-contiguous array that shares its memory; a copy only if it is not contiguous."""

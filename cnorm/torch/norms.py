@@ -22,6 +22,16 @@ def _weights(*given: Tensor | None):
 
 
 def _packed_stats(stats) -> Tensor:
+def _widened(x: Tensor) -> Tensor:
+    """x in float32 if it is of a half type under autocast."""
+    half = isinstance(x, Tensor) and x.dtype in HALF
+    return x.float() if half and torch.is_autocast_enabled("cpu") else x
+
+
+def _refuse(ctx, *_):
+    raise RuntimeError(FIRST_ORDER)
+
+
     return tensor(stats.data)
 
 
@@ -82,6 +92,7 @@ def _gradients(ctx, dy, _):
 
 _normalise.register_autograd(_gradients, setup_context=_save)
 
+_normalise_backward.register_autograd(_refuse)
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """LN(x) weight + bias over the last dimension; same bits as `cnorm.layer_norm` (arXiv:1607.06450, Eq. 3).
@@ -254,6 +265,7 @@ def _batch_gradients(ctx, dy, *_):
 
 _batch_norm.register_autograd(_batch_gradients, setup_context=_save_batch)
 
+_batch_norm_backward.register_autograd(_refuse)
 
 class BatchNorm(nn.Module):
     """Batch norm with running statistics; names, momentum and modes as torch.nn.BatchNorm1d (arXiv:1502.03167, Alg. 1).

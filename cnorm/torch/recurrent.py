@@ -102,6 +102,13 @@ def _check_integer(name: str, value, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
+def _wrong(x, shapes: str) -> TypeError | ValueError:
+    """The error of an x that is no tensor of these shapes."""
+    if not isinstance(x, Tensor):
+        return TypeError(f"x must be a tensor, got {type(x).__name__}")
+    return ValueError(f"x must have shape {shapes}, got {tuple(x.shape)}")
+
+
 class _Cell(_Module):
     """Base of the cells; see `LSTMCell`."""
 
@@ -116,8 +123,7 @@ class _Cell(_Module):
     def forward(self, x: Tensor, state=None):
         shape = x.shape if isinstance(x, Tensor) else ()
         if len(shape) not in (1, 2) or shape[-1] != self.input_size or shape[0] == 0:
-            got = tuple(shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must have shape (batch, {self.input_size}) or ({self.input_size},), got {got}")
+            raise _wrong(x, f"(batch, {self.input_size}) or ({self.input_size},)")
         h, c = self._parts(state)
         if len(shape) == 1:
             h, c = (None if part is None else part[None] for part in (h, c))
@@ -245,10 +251,7 @@ class _Sequence(_Module):
 
     def _frames(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
-                f"x must have shape (steps, batch, {self.input_size}) or (steps, {self.input_size}), got {got}"
-            )
+            raise _wrong(x, f"(steps, batch, {self.input_size}) or (steps, {self.input_size})")
         x = x[:, None] if x.ndim == 2 else x.transpose(0, 1) if self.batch_first else x
         if x.shape[0] == 0 or x.shape[1] == 0:
             raise ValueError(f"x must have at least one step and one row, got {tuple(x.shape)}")

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from cnorm import _core
 from cnorm.layers.base import Layer
 from cnorm.layers.cells import with_values
-from cnorm.torch.arrays import array, refuse_transforms, refuse_vmap
+from cnorm.torch.arrays import FIRST_ORDER, array, refuse_transforms, refuse_vmap
 from cnorm.torch.operators import layer_of
 
 __all__ = ["Weights", "call"]
@@ -240,7 +240,7 @@ class _FirstOrder(Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise RuntimeError("cnorm.torch has first-order gradients only: its backward pass can't be differentiated")
+        raise RuntimeError(FIRST_ORDER)
 
 
 def _first_order(gradients) -> list[Tensor | None]:

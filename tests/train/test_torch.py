@@ -202,6 +202,8 @@ def test_rejects_invalid_input_and_bidirectional_modules():
     module = ct.LSTM(4, 6, preset="ba2016")
     with pytest.raises(TypeError, match="float32, got float64"):
         module(torch.zeros(3, 1, 4, dtype=torch.float64))
+    with pytest.raises(TypeError, match="x must be a tensor, got ndarray"):
+        module(np.zeros((3, 1, 4), np.float32))
     for shape in ((0, 1, 4), (3, 0, 4), (3, 1, 5), (4,)):
         with pytest.raises(ValueError, match="x must have"):
             module(torch.zeros(shape))
@@ -222,6 +224,30 @@ def test_norms_in_float64_pass_gradcheck(name):
     assert torch.autograd.gradcheck(module, (x,), eps=1e-6, atol=1e-6)
     for p in module.parameters():
         assert torch.autograd.gradcheck(lambda _, m=module: m(x), (p,), eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_norms_compute_in_float32_under_autocast(name, compiled):
+    norm, linear, x = getattr(ct, name)(5), torch.nn.Linear(5, 5), torch.randn(4, 5)
+    net = torch.nn.Sequential(linear, norm)
+    net = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        given, y = linear(x), net(x)
+    assert (given.dtype, y.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(y, norm(given.float()))
+    y.square().sum().backward()
+    assert linear.weight.grad is not None
+    with pytest.raises(TypeError, match="float32 or float64, got bfloat16"):
+        norm(given)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
+def test_second_derivatives_of_norms_are_refused(name):
+    x = torch.randn(4, 5, requires_grad=True)
+    gradient = torch.autograd.grad(getattr(ct, name)(5)(x).square().sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="first-order gradients only"):
+        gradient.sum().backward()
 
 
 def test_norms_match_torch_and_have_the_bits_of_cnorm():
