@@ -12,6 +12,7 @@ from cnorm import _core, layers
 from cnorm.torch.arrays import FIRST_ORDER, array, refuse_transforms, tensor
 
 FULL_PRECISION = (torch.float32, torch.float64)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def _weights(*given: Tensor | None):
@@ -21,7 +22,6 @@ def _weights(*given: Tensor | None):
     ]
 
 
-def _packed_stats(stats) -> Tensor:
 def _widened(x: Tensor) -> Tensor:
     """x in float32 if it is of a half type under autocast."""
     half = isinstance(x, Tensor) and x.dtype in HALF
@@ -32,6 +32,7 @@ def _refuse(ctx, *_):
     raise RuntimeError(FIRST_ORDER)
 
 
+def _packed_stats(stats) -> Tensor:
     return tensor(stats.data)
 
 
@@ -91,8 +92,8 @@ def _gradients(ctx, dy, _):
 
 
 _normalise.register_autograd(_gradients, setup_context=_save)
-
 _normalise_backward.register_autograd(_refuse)
+
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """LN(x) weight + bias over the last dimension; same bits as `cnorm.layer_norm` (arXiv:1607.06450, Eq. 3).
@@ -117,7 +118,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     if torch.onnx.is_in_onnx_export():  # becomes the operator LayerNormalization
         return nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     refuse_transforms(x, weight, bias)
-    return torch.ops.cnorm.normalise(x, weight, bias, eps, True)[0]
+    return torch.ops.cnorm.normalise(_widened(x), weight, bias, eps, True)[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
@@ -141,7 +142,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> T
         y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
         return y if weight is None else y * weight
     refuse_transforms(x, weight)
-    return torch.ops.cnorm.normalise(x, weight, None, eps, False)[0]
+    return torch.ops.cnorm.normalise(_widened(x), weight, None, eps, False)[0]
 
 
 def add_layer_norm(
@@ -196,6 +197,11 @@ class LayerNorm(_Norm):
     def __init__(self, n: int, eps: float = 1e-5, *, bias: bool = True) -> None:
         super().__init__(n, eps, bias=bias)
 
+    def to_layers(self) -> tuple[layers.LayerNorm, ...]:
+        """The layer with the present weights, for `cnorm.Model`."""
+        weight, bias = (None if p is None else p.detach().numpy() for p in (self.weight, self.bias))
+        return (layers.LayerNorm(weight, bias, eps=self.eps),)
+
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, eps=self.eps)
 
@@ -208,11 +214,6 @@ class RMSNorm(_Norm):
     n : int
         The length of the last dimension.
     eps : float
-    def to_layers(self) -> tuple[layers.LayerNorm, ...]:
-        """The layer with the present weights, for `cnorm.Model`."""
-        weight, bias = (None if p is None else p.detach().numpy() for p in (self.weight, self.bias))
-        return (layers.LayerNorm(weight, bias, eps=self.eps),)
-
     """
 
     def __init__(self, n: int, eps: float = 1e-5) -> None:
@@ -264,8 +265,8 @@ def _batch_gradients(ctx, dy, *_):
 
 
 _batch_norm.register_autograd(_batch_gradients, setup_context=_save_batch)
-
 _batch_norm_backward.register_autograd(_refuse)
+
 
 class BatchNorm(nn.Module):
     """Batch norm with running statistics; names, momentum and modes as torch.nn.BatchNorm1d (arXiv:1502.03167, Alg. 1).
@@ -293,6 +294,7 @@ class BatchNorm(nn.Module):
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != channels:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must have shape (samples, {channels}, ...), got {got}")
+        x = _widened(x)
         if not self.training:
             if x.dtype not in FULL_PRECISION:
                 raise TypeError(f"x must have dtype float32 or float64, got {str(x.dtype).removeprefix('torch.')}")

@@ -253,6 +253,9 @@ def call(
     weights: Weights, module: nn.Module, x: Tensor, h: Tensor | None, c: Tensor | None, single: bool
 ) -> tuple[Tensor, ...]:
     """A call of a module's cell, as `_Run`; it is a node of the graph only if a gradient can be asked for."""
+    other = x.dtype is not FLOAT or getattr(h, "dtype", FLOAT) is not FLOAT or getattr(c, "dtype", FLOAT) is not FLOAT
+    if other and torch.is_autocast_enabled("cpu"):
+        x, h, c = (t.float() if isinstance(t, Tensor) else t for t in (x, h, c))
     if is_compiling():
         return _traced(weights, module, x, h, c, single)
     if forward_ad._current_level >= 0 or _are_functorch_transforms_active():
@@ -261,8 +264,6 @@ def call(
         refuse_vmap(*given)
     if torch._C._len_torch_dispatch_stack() or _get_tracing_state():
         return _traced(weights, module, x, h, c, single)
-    if x.dtype is not torch.float32 and torch.is_autocast_enabled("cpu"):
-        x, h, c = (None if t is None else t.float() for t in (x, h, c))
     graph = torch.is_grad_enabled()
     packed = weights.packed(module, graph)
     if graph:

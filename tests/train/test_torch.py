@@ -399,6 +399,22 @@ def test_modules_can_be_saved_and_copied():
     assert torch.equal(module(x)[0], other(x)[0])
 
 
+def test_a_model_takes_modules():
+    """Alone, and beside those of torch.nn."""
+    lstm, cell, norm = ct.LSTM(5, 12, preset="ba2016", num_layers=2), ct.GRUCell(12, 7, preset="torch"), ct.LayerNorm(7)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    head, x = torch.nn.Linear(7, 3), torch.randn(6, 5)
+    assert len(cnorm.Model(lstm).layers) == 2
+    model = cnorm.Model([("encoder", lstm), cell, norm, head])
+    assert [layer.name for layer in model.layers] == [None, "encoder", None, None, None]
+    h, states = lstm(x)[0], None
+    states = [states := cell(frame, states) for frame in h]
+    assert model.check(x.numpy(), head(norm(torch.stack(states))).detach().numpy())
+    with pytest.raises(ValueError, match=r"layers\[0\] must be a module .* got RMSNorm"):
+        cnorm.Model([ct.RMSNorm(5)])
+
+
 @pytest.mark.parametrize(("kind", "preset", "layers"), [("LSTM", "ba2016", 2), ("GRU", "ba2016", 1), ("RNN", "tfa", 1)])
 def test_a_trained_module_is_exported_with_standard_operators(kind, preset, layers, tmp_path):
     onnx_export = pytest.importorskip("onnx_export")
@@ -423,22 +439,6 @@ def test_torch_onnx_export_of_a_cell_names_the_function_to_call(dynamo, tmp_path
             ct.LSTM(4, 6, preset="ba2016"), (torch.randn(3, 1, 4),), tmp_path / "m.onnx", dynamo=dynamo, verbose=False
         )
     assert not list(tmp_path.iterdir())
-
-
-def test_a_model_takes_modules():
-    """Alone, and beside those of torch.nn."""
-    lstm, cell, norm = ct.LSTM(5, 12, preset="ba2016", num_layers=2), ct.GRUCell(12, 7, preset="torch"), ct.LayerNorm(7)
-    torch.nn.init.normal_(norm.weight)
-    torch.nn.init.normal_(norm.bias)
-    head, x = torch.nn.Linear(7, 3), torch.randn(6, 5)
-    assert len(cnorm.Model(lstm).layers) == 2
-    model = cnorm.Model([("encoder", lstm), cell, norm, head])
-    assert [layer.name for layer in model.layers] == [None, "encoder", None, None, None]
-    h, states = lstm(x)[0], None
-    states = [states := cell(frame, states) for frame in h]
-    assert model.check(x.numpy(), head(norm(torch.stack(states))).detach().numpy())
-    with pytest.raises(ValueError, match=r"layers\[0\] must be a module .* got RMSNorm"):
-        cnorm.Model([ct.RMSNorm(5)])
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch, about its exporters

@@ -417,6 +417,18 @@ def test_autocast_computes_in_float32():
     assert linear.weight.grad is not None
 
 
+@pytest.mark.parametrize("half", ["x", "state", "both"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_widens_what_is_half(half, compiled):
+    cell, x, state = ct.LSTMCell(4, 6, preset="ba2016"), torch.randn(2, 4), (torch.randn(2, 6), torch.randn(2, 6))
+    x = x.bfloat16() if half != "state" else x
+    state = tuple(part.bfloat16() for part in state) if half != "x" else state
+    step = torch.compile(cell, backend="aot_eager", fullgraph=True) if compiled else cell
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = step(x, state)
+    assert same(got, cell(x.float(), tuple(part.float() for part in state)))
+
+
 def test_default_dtype_and_device_do_not_matter():
     cell, x = ct.LSTMCell(4, 6, preset="ba2016"), torch.randn(2, 4)
     want = cell(x)
