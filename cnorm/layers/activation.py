@@ -74,9 +74,6 @@ class Activation(Layer):
         size = [f"{self.input_size}"] if self.input_size else []
         return f"Activation({', '.join([repr(self.function), *size, *given])})"
 
-    def __reduce__(self):
-        return _activation, (self.function, dict(self.parameters) | dict(self.weights))
-
     def _given(self) -> dict[str, float]:
         """The parameters that are not infinite, which a file has."""
         return {name: value for name, value in self.parameters.items() if math.isfinite(value)}
@@ -97,10 +94,6 @@ class Activation(Layer):
         if function != "prelu" and weights:
             return None
         return cls(function, **given, **weights)
-
-
-def _activation(function, given):
-    return Activation(function, **given)
 
 
 # ---------------------------------------------------------------------------------------------- torch.nn

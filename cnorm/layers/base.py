@@ -7,7 +7,7 @@ hold for it. Nothing outside asks for a layer's class.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -16,6 +16,8 @@ import numpy as np
 
 from cnorm.cells.packing import Parts
 from cnorm.cells.rounded import Matrix, Rows
+from cnorm.cells.tensors import Tensor
+from cnorm.cells.weights import checked
 from cnorm.text import listed, quoted
 
 INPUT = "input"  # the name of the frame
@@ -47,6 +49,16 @@ class Layer:
     def __reduce_ex__(self, protocol):
         made = self.__reduce__()
         return made if self.name is None else (*made[:2], {"name": self.name})
+
+    def __reduce__(self):
+        return remade, (type(self), self.entry(), dict(self.weights), dict(self.rows))
+
+    def _take_weights(self, tensors: Sequence[Tensor], weight: Any, bias: Any) -> dict[str, int]:
+        """Check and keep weight and, if there is one, bias; the sizes that follow from their shapes."""
+        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        self.weights, sizes = checked(given, tensors, self.kind)
+        self.absent_biases = ("bias",) if bias is None else ()
+        return sizes
 
     # ---- what it reads
 
@@ -123,7 +135,8 @@ class Layer:
 
     def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
         """The layer with rounded matrices."""
-        raise NotImplementedError
+        others = {name: array for name, array in self.weights.items() if name not in self.replaced()}
+        return remade(type(self), self.entry(), self.filled(self.entry(), rows, others), rows)
 
     def replaced(self) -> tuple[str, ...]:
         """Names of the tensors that the rows of rounded matrices replace in a file."""
@@ -140,7 +153,7 @@ class Layer:
         return {}
 
     @classmethod
-    def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
+    def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable | None) -> Layer | None:
         """The layer of an untrusted entry without type and rows; None if the entry has other keys than `entry` gives.
 
         read(entries, weights) reads the layers in it: both by the names of `inner`.
@@ -208,8 +221,9 @@ def with_type(layer: Layer) -> dict:
     return entry | ({"without": list(layer.absent_biases)} if layer.absent_biases else {})
 
 
-def with_rows(layer: Layer, rows: Mapping[str, Rows]) -> Layer:
-    """A new layer that takes over `rows`; the values of its matrices are those already."""
+def remade(kind: type[Layer], entry: dict, weights: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> Layer:
+    """The layer of its `entry` and weights, those of rounded matrices filled with the values of `rows`."""
+    layer = kind.from_entry(entry, weights, None)  # nothing to read: layers of layers have a `__reduce__` of their own
     layer.rows = MappingProxyType(dict(rows))
     return layer
 

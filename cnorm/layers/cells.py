@@ -15,7 +15,7 @@ from cnorm.cells.rounded import Matrix, Rows, cell_weights, is_matrix
 from cnorm.cells.specs import INITIAL, CellSpec, spec_from_json, spec_to_json
 from cnorm.cells.tensors import has_projection, optional_tensors, present
 from cnorm.cells.weights import checked, float32_copy, gradient_views, packed
-from cnorm.layers.base import Layer, with_name, with_rows
+from cnorm.layers.base import Layer, with_name
 
 
 class Cell(Layer):
@@ -100,11 +100,6 @@ class Cell(Layer):
             raise ValueError(f"tensors stored both whole and as rows: {', '.join(twice)}")
         return cell_weights(spec, tensors, rows, others)
 
-    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
-        others = {name: array for name, array in self.weights.items() if name not in self.replaced()}
-        filled = cell_weights(self.spec, self.tensors, rows, others)
-        return _cell(type(self), filled, self.spec, self.eps, rows)
-
     def replaced(self) -> tuple[str, ...]:
         return tuple(tensor.name for tensor in self.tensors if is_matrix(tensor))
 
@@ -132,13 +127,6 @@ class Cell(Layer):
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
         return f"{self.kind}({self.input_size} -> {self.output_size}, preset={self.spec.name!r}{eps})"
-
-    def __reduce__(self):
-        return _cell, (type(self), dict(self.weights), self.spec, self.eps, dict(self.rows))
-
-
-def _cell(layer, weights, spec, eps, rows):
-    return with_rows(layer(weights, preset=spec, eps=eps), rows)
 
 
 class LSTM(Cell):

@@ -10,8 +10,7 @@ import numpy as np
 
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
-from cnorm.cells.weights import checked
-from cnorm.layers.base import Layer, weight_and_bias, with_name, with_rows
+from cnorm.layers.base import Layer, weight_and_bias, with_name
 
 TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=True)
 
@@ -20,9 +19,7 @@ class Conv(Layer):
     """What both convolutions have: weight [outputs, channels / groups, taps] and bias."""
 
     def _take(self, weight: Any, bias: Any, dilation: int, groups: int) -> None:
-        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights, sizes = checked(given, TENSORS, self.kind)
-        self.absent_biases = ("bias",) if bias is None else ()
+        sizes = self._take_weights(TENSORS, weight, bias)
         self.dilation, self.groups = _at_least(1, dilation, "dilation"), _at_least(1, groups, "groups")
         self.out_channels, self.taps, self.channels = sizes["O"], sizes["K"], sizes["I"] * self.groups
         if self.out_channels % self.groups:
@@ -87,17 +84,9 @@ class Conv(Layer):
             raise ValueError(f"groups of {cls.kind} must divide {values.shape[0]}, got {groups}")
         return others | {"weight": _tensor(values, taps, groups)}
 
-    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
-        weight = _tensor(rows["weight"].values(), self.taps, self.groups)
-        return _made(type(self), self._given() | {"weight": weight}, rows)
-
     def with_product(self, weight: np.ndarray, bias: np.ndarray) -> Layer:
         """A layer with another weight and bias."""
-        return type(self)(**self._given() | {"weight": weight, "bias": bias})
-
-    def _given(self) -> dict:
-        """The arguments that make it again."""
-        return {"weight": self.weights["weight"], "bias": self.weights.get("bias")} | self._numbers()
+        return type(self)(weight, bias, **self._numbers())
 
     def options(self, size: int) -> dict[str, float]:
         return {
@@ -110,9 +99,6 @@ class Conv(Layer):
 
     def _numbers(self) -> dict:
         return {"dilation": self.dilation, "groups": self.groups}
-
-    def __reduce__(self):
-        return _made, (type(self), self._given(), dict(self.rows))
 
     def entry(self) -> dict:
         return {"taps": self.taps} | self._numbers()
@@ -283,10 +269,6 @@ class Conv1d(Conv):
         if self.padding_mode == "reflect":
             return np.where(at < 0, -at, np.where(at > last, 2 * last - at, at))
         return np.where((at < 0) | (at > last), -1, at)
-
-
-def _made(kind, given, rows):
-    return with_rows(kind(**given), rows)
 
 
 def _tensor(values: np.ndarray, taps: int, groups: int) -> np.ndarray:

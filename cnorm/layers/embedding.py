@@ -11,7 +11,7 @@ import numpy as np
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
 from cnorm.cells.weights import checked
-from cnorm.layers.base import Layer, with_name, with_rows
+from cnorm.layers.base import Layer, with_name
 from cnorm.text import listed
 
 TABLE = (Tensor("weight", ("T", "O")),)
@@ -68,9 +68,6 @@ class Embedding(Layer):
     def __repr__(self):
         return f"Embedding({self.tokens} tokens -> {self.output_size})"
 
-    def __reduce__(self):
-        return _embedding, (self.weights["weight"], dict(self.rows))
-
     def options(self, size: int) -> dict[str, float]:
         return {"inputs": 1}
 
@@ -92,10 +89,7 @@ class Embedding(Layer):
     def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if rows.keys() != {"weight"} or others:
             raise ValueError(f"the table of a rounded Embedding must be rows.weight, got {sorted(rows)}")
-        return {"weight": _table(rows)}
-
-    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
-        return _embedding(_table(rows), rows)
+        return {"weight": np.ascontiguousarray(rows["weight"].values().T)}
 
     @classmethod
     def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
@@ -113,11 +107,3 @@ def in_tokens(x: np.ndarray, tokens: Mapping[int, int]) -> np.ndarray:
     for element, count in tokens.items():
         x[..., element] = np.floor(np.abs(x[..., element]) * 1024) % count
     return x
-
-
-def _table(rows: Mapping[str, Rows]) -> np.ndarray:
-    return np.ascontiguousarray(rows["weight"].values().T)
-
-
-def _embedding(weight, rows):
-    return with_rows(Embedding(weight), rows)

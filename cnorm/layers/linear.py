@@ -10,8 +10,7 @@ import numpy as np
 
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
-from cnorm.cells.weights import checked
-from cnorm.layers.base import Layer, weight_and_bias, with_name, with_rows
+from cnorm.layers.base import Layer, weight_and_bias, with_name
 
 LINEAR = Tensor("weight", ("O", "I")), Tensor("bias", ("O",), optional=True)
 
@@ -42,17 +41,12 @@ class Linear(Layer):
             if bias is not None:
                 raise TypeError("bias must not be given beside a module, which brings its own")
             weight, bias = weight.weight, weight.bias
-        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights, sizes = checked(given, LINEAR, "Linear")
-        self.absent_biases = ("bias",) if bias is None else ()
+        sizes = self._take_weights(LINEAR, weight, bias)
         self.output_size, self.input_size = sizes["O"], sizes["I"]
         with_name(self, name)
 
     def __repr__(self):
         return f"Linear({self.input_size} -> {self.output_size})"
-
-    def __reduce__(self):
-        return _linear, (self.weights["weight"], self.weights.get("bias"), dict(self.rows))
 
     def with_product(self, weight: np.ndarray, bias: np.ndarray) -> Layer:
         """A layer with another weight and bias."""
@@ -67,13 +61,6 @@ class Linear(Layer):
             raise ValueError(f"the matrix of a rounded Linear must be rows.weight, got {sorted(rows)}")
         return others | {"weight": rows["weight"].values()}
 
-    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
-        return _linear(rows["weight"].values(), self.weights.get("bias"), rows)
-
     @classmethod
     def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
         return None if entry else cls(**weight_and_bias(cls.kind, weights))
-
-
-def _linear(weight, bias, rows):
-    return with_rows(Linear(weight, bias), rows)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm._core import BoundLayerNorm, rounded
 from cnorm.cells.tensors import Tensor
-from cnorm.cells.weights import checked, of_layer_norm
+from cnorm.cells.weights import of_layer_norm
 from cnorm.layers.base import Layer, weight_and_bias, with_name
 
 LAYER_NORM = Tensor("weight", ("N",)), Tensor("bias", ("N",), optional=True)
@@ -52,9 +52,7 @@ class LayerNorm(Layer, BoundLayerNorm):
                 f"weight must be an array, got {type(weight).__name__}: there is no normalized_shape; for {weight} "
                 f"without a gain write np.ones({weight}, np.float32)"
             )
-        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights, sizes = checked(given, LAYER_NORM, "LayerNorm")
-        self.absent_biases = ("bias",) if bias is None else ()
+        sizes = self._take_weights(LAYER_NORM, weight, bias)
         self.eps = rounded(1e-5 if eps is None else eps, "eps")
         self.input_size = self.output_size = sizes["N"]
         self._bind(self.weights["weight"], self.weights.get("bias"), self.eps)
@@ -62,9 +60,6 @@ class LayerNorm(Layer, BoundLayerNorm):
 
     def __repr__(self):
         return f"LayerNorm({self.input_size}, eps={self.eps:g})"
-
-    def __reduce__(self):
-        return _layer_norm, (self.weights["weight"], self.weights.get("bias"), self.eps)
 
     def options(self, size: int) -> dict[str, float]:
         return {"n": size, "eps": self.eps}
@@ -75,7 +70,3 @@ class LayerNorm(Layer, BoundLayerNorm):
     @classmethod
     def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
         return cls(**weight_and_bias(cls.kind, weights), **entry) if entry.keys() == {"eps"} else None
-
-
-def _layer_norm(weight, bias, eps):
-    return LayerNorm(weight, bias, eps=eps)

@@ -43,9 +43,6 @@ class Scale(Layer):
     def __repr__(self):
         return f"Scale({self.input_size})"
 
-    def __reduce__(self):
-        return Scale, (self.weights["weight"],)
-
     def options(self, size: int) -> dict[str, float]:
         return {"n": size}
 

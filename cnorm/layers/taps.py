@@ -43,9 +43,6 @@ class Joined(Layer):
     def __repr__(self):
         return f"{self.kind}({self.of!r})"
 
-    def __reduce__(self):
-        return type(self), (self.of,)
-
 
 class Add(Joined):
     """y = x + the outputs of an earlier layer, or the frame.
@@ -173,9 +170,6 @@ class Slice(Taken):
     def __repr__(self):
         return f"Slice({self.of!r}, {self.start}, {self.stop})"
 
-    def __reduce__(self):
-        return Slice, (self.of, self.start, self.stop)
-
 
 class Concat(Taken):
     """y = the outputs of earlier layers, or the frame, one behind another.
@@ -216,6 +210,3 @@ class Concat(Taken):
 
     def __repr__(self):
         return f"Concat({list(self.reads)})"
-
-    def __reduce__(self):
-        return Concat, (self.reads,)
