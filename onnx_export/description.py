@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from cnorm.storage.model_files import METADATA_KEY, configuration
-from onnx_export.builders import builder
+from onnx_export.builders import states_of
 from onnx_export.options import Options
 
 __all__ = ["described", "sidecar", "state_table"]
@@ -23,7 +23,7 @@ def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dic
 
     for i, whole in enumerate(model.layers):
         for own, layer in whole.leaves(f"layers.{i}"):
-            states = builder(layer).states(layer)
+            states = states_of(layer)
             for letter, units in states.items():
                 name, start = f"{letter}{recurrent}", layer.weights.get(f"{letter}0")
                 row = {"name": name, "input": f"{name}_in", "output": f"{name}_out", "units": units}

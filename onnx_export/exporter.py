@@ -12,7 +12,7 @@ import cnorm
 from cnorm.layers.base import INPUT
 from cnorm.layers.chain import with_outputs
 from cnorm.storage.model_files import named_tensors
-from onnx_export.builders import builder, native
+from onnx_export.builders import builder, native, states_of
 from onnx_export.builders.norms import checked_eps
 from onnx_export.description import described, sidecar, state_table
 from onnx_export.files import write
@@ -279,14 +279,13 @@ class _Export:
 
     def _builder_of(self, layer):
         """The function that appends a layer's nodes, and the layer's states."""
-        module = builder(layer)
-        states = module.states(layer)
+        states = states_of(layer)
         checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
         if self.options.native_ops and layer.recurrent:
             if layer.rows:
                 raise ValueError(f"native_ops must be False for {layer!r}: its matrices are rounded")
             return native.build, states
-        return (self._call if layer.recurrent and self.functions is not None else module.build), states
+        return (self._call if layer.recurrent and self.functions is not None else builder(layer).build), states
 
     def _call(self, graph, layer, weights, x, states):
         """Append a call of the layer's local function, which is added unless an equal one exists."""

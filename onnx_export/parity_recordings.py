@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from cnorm.layers.embedding import in_tokens
-from onnx_export.builders import builder
+from onnx_export.builders import states_of
 from onnx_export.float64 import widen
 from onnx_export.nodes import model_graphs, model_nodes
 from onnx_export.parity_engines import Interface
@@ -67,7 +67,7 @@ def _cell_clips(layers) -> dict[str, float]:
     """The state of each clipped cell, and its limit."""
     clips, recurrent = {}, 0
     for layer in (leaf for one in layers for _, leaf in one.leaves("")):
-        if builder(layer).states(layer):
+        if states_of(layer):
             if layer.recurrent and layer.spec.cell_clip is not None:
                 clips[f"c{recurrent}"] = layer.spec.cell_clip
             recurrent += 1

@@ -3,7 +3,7 @@
 A builder module has
 
 ``states(layer)``
-    Recurrent arrays as {"h": units, ...}; empty for a layer without memory.
+    Recurrent arrays as {"h": units, ...}; only where layers have memory.
 ``build(graph, layer, weights, x, states)``
     Appends the nodes of one step to a `GraphBuilder` and returns (y, new states). `weights` maps the layer's
     weights, and what it reads by name, to the names of their values; `x` [B, input_size] and `states` [B, units] are
@@ -18,7 +18,7 @@ from types import ModuleType
 from cnorm.layers import KINDS
 from onnx_export.builders import native
 
-__all__ = ["builder", "native"]
+__all__ = ["builder", "native", "states_of"]
 
 _SHARED = {
     "Activation": "elementwise",
@@ -51,3 +51,9 @@ def builder(layer) -> ModuleType:
         reason = _REFUSED.get(kind, f"there is one for {', '.join(sorted(_BUILDERS))}")
         raise ValueError(f"model: there is no ONNX form of {layer!r}: {reason}")
     return _BUILDERS[kind]
+
+
+def states_of(layer) -> dict[str, int]:
+    """The recurrent arrays of a layer, {"h": units, ...}; as `builder` for a layer without an ONNX form."""
+    module = builder(layer)
+    return module.states(layer) if layer.stateful else {}

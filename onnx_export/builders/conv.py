@@ -9,7 +9,7 @@ from onnx_export.builders import rounded
 
 
 def states(layer) -> dict[str, int]:
-    return {"f": layer.history * layer.channels} if layer.stateful else {}
+    return {"f": layer.history * layer.channels}
 
 
 def build(graph, layer, weights, x, states):

@@ -21,10 +21,6 @@ _OPERATORS = {
 _SELU = {"alpha": 1.6732632, "gamma": 1.0507010}  # rounded to float32
 
 
-def states(layer) -> dict[str, int]:
-    return {}
-
-
 def build(graph, layer, weights, x, states):
     if layer.kind == "Activation":
         return function(graph, x, layer.function, layer.parameters, "y", weights.get("slope")), {}

@@ -6,10 +6,6 @@ import numpy as np
 from onnx import TensorProto
 
 
-def states(layer) -> dict[str, int]:
-    return {}
-
-
 def build(graph, layer, weights, x, states):
     if graph.dtype == np.float16:
         raise ValueError(f"dtype must be 'float32' for {layer!r}: float16 does not hold all token ids")

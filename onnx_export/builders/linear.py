@@ -5,10 +5,6 @@ from __future__ import annotations
 from onnx_export.builders import rounded
 
 
-def states(layer) -> dict[str, int]:
-    return {}
-
-
 def build(graph, layer, weights, x, states):
     if layer.rows:
         value, scales = weights["rows.weight"], weights.get("rows.weight.scales")

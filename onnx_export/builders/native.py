@@ -70,10 +70,6 @@ def _activations(spec) -> dict:
     return options
 
 
-def states(layer) -> dict[str, int]:
-    return {"h": layer.units} | ({"c": layer.units} if layer.kind == "LSTM" else {})
-
-
 def build(graph, layer, weights, x, states):
     """x [B, input_size], or [T, B, input_size] where the graph takes whole sequences."""
     if reason := refusal(layer):

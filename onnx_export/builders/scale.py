@@ -3,9 +3,5 @@
 from __future__ import annotations
 
 
-def states(layer) -> dict[str, int]:
-    return {}
-
-
 def build(graph, layer, weights, x, states):
     return graph.add("Mul", x, weights["weight"], name="y"), {}

@@ -5,10 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 
-def states(layer) -> dict[str, int]:
-    return {}
-
-
 def build(graph, layer, weights, x, states):
     read = [weights[name] for name in layer.reads]
     if layer.kind == "Slice":
