@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import onnx
 from onnx import helper
 
 from cnorm._core import rounded as rounded_scalar
+from cnorm.arguments import whole_number
 from onnx_export.builders import channel_norms, norms
 from onnx_export.builders.norms import checked_eps
 from onnx_export.exporter import finished
@@ -123,16 +123,17 @@ class _NormOptions:
     def checked(self, stored: dict[str, np.ndarray]) -> _NormOptions:
         """The options as they are stored in the file; `stored` are the weights."""
         kind, channels = self.kind, len(stored["weight"])
-        space = _whole(self.space, "space", 1 if kind == "instance_norm" else 0)
+        space = whole_number(self.space, "space", 1 if kind == "instance_norm" else 0)
         if kind in (*OF_ROWS, "divisive_norm") and space:
             raise ValueError(f"space must be 0 for {kind!r}, got {space}")
         if (self.groups is not None) != (kind == "group_norm"):
             raise ValueError("groups must be given for 'group_norm' and for no other kind")
-        if self.groups is not None and channels % _whole(self.groups, "groups", 1):
-            raise ValueError(f"groups must divide the number of channels, {channels}, got {self.groups}")
-        names = ("mean_radius", "radius")
+        groups = None if self.groups is None else whole_number(self.groups, "groups", 1)
+        if groups is not None and channels % groups:
+            raise ValueError(f"groups must divide the number of channels, {channels}, got {groups}")
         radii = [
-            None if r is None else min(_whole(r, n, 0), channels - 1) for r, n in zip(self.radii, names, strict=True)
+            None if radius is None else min(whole_number(radius, name, 0), channels - 1)
+            for radius, name in zip(self.radii, ("mean_radius", "radius"), strict=True)
         ]
         eps, sigma = rounded_scalar(self.eps, "eps"), rounded_scalar(self.sigma, "sigma")
         if kind == "divisive_norm" and not 2.0**-149 <= sigma * sigma <= float(np.finfo(np.float32).max):
@@ -140,7 +141,6 @@ class _NormOptions:
             raise ValueError(f"sigma must be positive, and its square a float32 that is: {reason}, got {sigma:g}")
         if kind not in ("divisive_norm", "batch_norm") or (kind == "batch_norm" and not stored["var"].all()):
             checked_eps(eps)
-        groups = None if self.groups is None else operator.index(self.groups)
         return _NormOptions(kind, groups, space, sigma, (radii[0], radii[1]), eps)
 
     def build(self, graph: GraphBuilder, stored) -> str:
@@ -192,11 +192,3 @@ def _channel_weights(kind: str, weight, bias, mean, var) -> dict[str, np.ndarray
         channel = int(np.argmin(var >= 0))
         raise ValueError(f"var must not be negative, got {var[channel]} in channel {channel}")
     return stored
-
-
-def _whole(value, name: str, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return operator.index(value)

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from cnorm.arguments import whole_number
 from onnx_export.ort import loads
 
 __all__ = ["DTYPES", "FIRST_OPSET", "TIME", "Options", "checked_opset", "ir_version", "newest_opset"]
@@ -52,7 +53,8 @@ class Options:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         object.__setattr__(self, "opset", checked_opset(self.opset))
         object.__setattr__(self, "batch", _checked_batch(self.batch, self.form))
-        object.__setattr__(self, "steps", _checked_steps(self.steps))
+        if self.steps is not None:
+            object.__setattr__(self, "steps", whole_number(self.steps, "steps", 1))
         if self.form == "step" and (self.steps is not None or self.loop != "scan"):
             raise ValueError("steps and loop must be left out in form 'step', which has one step")
         if self.loop == "unrolled" and self.steps is None:
@@ -95,16 +97,6 @@ def _checked_batch(batch, form):
     if operator.index(batch) != 1:
         raise ValueError(f"batch must be 1 or the name of a dimension, such as 'batch', got {batch!r}")
     return 1
-
-
-def _checked_steps(steps):
-    if steps is None:
-        return None
-    if isinstance(steps, bool) or not hasattr(steps, "__index__"):
-        raise TypeError(f"steps must be an integer, got {steps!r}")
-    if operator.index(steps) < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    return operator.index(steps)
 
 
 @functools.cache

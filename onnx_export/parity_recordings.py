@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from cnorm.arguments import whole_number
 from cnorm.layers.embedding import in_tokens
 from onnx_export.builders import states_of
 from onnx_export.float64 import widen
@@ -104,12 +104,8 @@ def whole_calls(given: list[np.ndarray], frames: int, random: bool) -> list[np.n
 def recordings(model, inputs, steps, seed) -> list[np.ndarray]:
     """The argument `inputs` of `check_parity` as checked arrays; standard normal numbers for None."""
     if inputs is None:
-        if isinstance(steps, bool) or not hasattr(steps, "__index__"):
-            raise TypeError(f"steps must be an integer, got {steps!r}")
-        if operator.index(steps) < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
-        rng = np.random.default_rng(seed)
-        x = rng.standard_normal((operator.index(steps), model.input_size)).astype(np.float32)
+        shape = whole_number(steps, "steps", 1), model.input_size
+        x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
         return [in_tokens(x, model.tokens)]
     if isinstance(inputs, np.ndarray):
         inputs = [inputs]
