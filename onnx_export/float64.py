@@ -170,21 +170,13 @@ def _widen_defaults(node: onnx.NodeProto) -> None:
         node.attribute.append(helper.make_attribute("output_datatype", TensorProto.DOUBLE))
     if node.op_type == "ConstantOfShape" and "value" not in names:
         node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
-    if "stash_type" in names:
-        _replace_attributes(node, [a for a in node.attribute if a.name != "stash_type"])
+    for i, attribute in reversed(list(enumerate(node.attribute))):
+        if attribute.name == "stash_type":
+            del node.attribute[i]
     if node.op_type == "Constant" and names & {"value_float", "value_floats"}:
         (old,) = node.attribute
         value = np.array(old.f if old.name == "value_float" else list(old.floats), np.float64)
-        _replace_attributes(node, [helper.make_attribute("value", numpy_helper.from_array(value))])
-
-
-def _replace_attributes(node: onnx.NodeProto, attributes: list[onnx.AttributeProto]) -> None:
-    kept = []
-    for attribute in attributes:  # copies, because clearing the field clears the originals
-        kept.append(onnx.AttributeProto())
-        kept[-1].CopyFrom(attribute)
-    node.ClearField("attribute")
-    node.attribute.extend(kept)
+        old.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(value)))
 
 
 def _widen_attribute(attribute: onnx.AttributeProto) -> None:

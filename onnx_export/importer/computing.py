@@ -30,10 +30,6 @@ __all__ = ["COMPUTING"]
 MAX_WINDOWS = 1 << 24  # elements
 
 
-def _refuse(reason: str):
-    raise Cannot(reason)
-
-
 def _is_elements(value) -> bool:
     return isinstance(value, Elements)
 
@@ -64,7 +60,7 @@ def _scale(trace, node, x, factor):
     return x if (factor == 1).all() else trace.add("scale", node, x.shape, [_each(x)], factor=factor)
 
 
-def _expanded(trace, node, value, shape):
+def _expanded(value, shape):
     """Elements or a constant, broadcast to a shape."""
     if not _is_elements(value):
         return np.broadcast_to(value, shape)
@@ -76,8 +72,8 @@ def _binary(op: str) -> Callable:
         try:
             shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
         except ValueError:
-            _refuse("the shapes of its inputs do not fit")
-        a, b = (_expanded(trace, node, value, shape) for value in inputs)
+            raise Cannot("the shapes of its inputs do not fit") from None
+        a, b = (_expanded(value, shape) for value in inputs)
         if _is_elements(a) and _is_elements(b):
             return [trace.add(op, node, shape, [_each(a), _each(b)])]
         return [_with_constant(trace, node, op, a, b)]
@@ -99,7 +95,7 @@ def _with_constant(trace, node, op, a, b):
     if x is b:  # constant / x
         return _scale(trace, node, trace.add("reciprocal", node, x.shape, [_each(x)]), constant)
     if not constant.all():
-        _refuse("it divides by 0")
+        raise Cannot("it divides by 0")
     return _scale(trace, node, x, 1 / constant)
 
 
@@ -110,13 +106,13 @@ def _negative(trace, node, attributes, inputs, outputs):
 def _power(trace, node, attributes, inputs, outputs):
     x, exponent = inputs
     if not _is_elements(x) or _is_elements(exponent) or np.size(exponent) != 1:
-        _refuse("its exponent is not one constant")
+        raise Cannot("its exponent is not one constant")
     if np.all(exponent == 3):
         square = trace.add("square", node, x.shape, [_each(x)])
         return [trace.add("multiply", node, x.shape, [_each(square), _each(x)])]
     op = {2.0: "square", 0.5: "root", -1.0: "reciprocal"}.get(float(np.asarray(exponent).ravel()[0]))
     if not op:
-        _refuse(f"no layer computes the power {float(np.asarray(exponent).ravel()[0]):g}")
+        raise Cannot(f"no layer computes the power {float(np.asarray(exponent).ravel()[0]):g}")
     return [trace.add(op, node, x.shape, [_each(x)])]
 
 
@@ -124,7 +120,7 @@ def _clip(trace, node, attributes, inputs, outputs):
     """The limits are inputs, or attributes before opset 11."""
     x, low, high = (*inputs, None, None)[:3]
     if _is_elements(low) or _is_elements(high):
-        _refuse("its limits depend on the frame")
+        raise Cannot("its limits depend on the frame")
     low = attributes.get("min", -np.inf) if low is None else low
     high = attributes.get("max", np.inf) if high is None else high
     return [trace.add("clip", node, x.shape, [_each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
@@ -133,7 +129,7 @@ def _clip(trace, node, attributes, inputs, outputs):
 def _greater(trace, node, attributes, inputs, outputs):
     x, limit = inputs
     if not _is_elements(x) or _is_elements(limit) or np.size(limit) != 1:
-        _refuse("it compares with more than one constant")
+        raise Cannot("it compares with more than one constant")
     return [trace.add("greater", node, x.shape, [_each(x)], limit=float(np.ravel(limit)[0]))]
 
 
@@ -153,7 +149,7 @@ def _where(trace, node, attributes, inputs, outputs):
 def _prelu(trace, node, attributes, inputs, outputs):
     x, slope = inputs
     if _is_elements(slope) or not _is_elements(x):
-        _refuse("its slope must be a constant")
+        raise Cannot("its slope must be a constant")
     slope = np.broadcast_to(np.asarray(slope), x.shape).ravel()
     return [trace.add("prelu", node, x.shape, [_each(x)], slope=slope)]
 
@@ -179,7 +175,7 @@ def _cast(trace, node, attributes, inputs, outputs):
     if attributes["to"] in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
         return [inputs[0]]
     if attributes["to"] not in (6, 7):  # INT32, INT64
-        _refuse("it makes small integers or truth values of elements of the frame")
+        raise Cannot("it makes small integers or truth values of elements of the frame")
     return [trace.add("integer", node, inputs[0].shape, [_each(inputs[0])])]
 
 
@@ -187,13 +183,13 @@ def _gather(trace, node, attributes, inputs, outputs):
     """Rows of a constant table, one for each token id."""
     table, ids = inputs
     if np.ndim(table) != 2 or attributes.get("axis", 0) not in (0, -2):
-        _refuse("an embedding's table must be a matrix, and its rows must be taken")
+        raise Cannot("an embedding's table must be a matrix, and its rows must be taken")
     rows = []
     for number in ids.numbers.ravel().tolist():
         while (owner := trace.owner(number)).op == "integer":
             number = int(owner.operands[0][number - owner.first, 0])
         if owner.op != "input":
-            _refuse("its token ids must be elements of the frame, as they are or as integers")
+            raise Cannot("its token ids must be elements of the frame, as they are or as integers")
         rows.append(trace.add("embedding", node, [table.shape[1]], [np.array([[number]])], table=table).numbers)
     return [Elements(np.reshape(rows, (*ids.shape, table.shape[1])))]
 
@@ -204,7 +200,7 @@ def _gather(trace, node, attributes, inputs, outputs):
 def _product(trace, node, rows, weight):
     """rows: numbers [..., terms]; weight [outputs, terms] -> [..., outputs]."""
     if rows.shape[-1] != weight.shape[1]:
-        _refuse(f"it multiplies {rows.shape[-1]} elements by a matrix with {weight.shape[1]}")
+        raise Cannot(f"it multiplies {rows.shape[-1]} elements by a matrix with {weight.shape[1]}")
     operand = rows.reshape(-1, rows.shape[-1])
     return trace.add("product", node, (*rows.shape[:-1], len(weight)), [operand], weight=np.asarray(weight))
 
@@ -212,13 +208,13 @@ def _product(trace, node, rows, weight):
 def _matmul(trace, node, attributes, inputs, outputs):
     a, b = inputs
     if _is_elements(a) and _is_elements(b):
-        _refuse("it multiplies what depends on the frame by what depends on the frame")
+        raise Cannot("it multiplies what depends on the frame by what depends on the frame")
     if _is_elements(a):
         if np.ndim(b) != 2:
-            _refuse(f"its constant has {np.ndim(b)} axes, wanted 2")
+            raise Cannot(f"its constant has {np.ndim(b)} axes, wanted 2")
         return [_product(trace, node, np.atleast_1d(a.numbers), np.asarray(b).T)]
     if np.ndim(a) != 2 or len(b.shape) < 2:
-        _refuse("its constant must be a matrix, and the other input a matrix, too")
+        raise Cannot("its constant must be a matrix, and the other input a matrix, too")
     y = _product(trace, node, np.moveaxis(b.numbers, -2, -1), np.asarray(a))
     return [Elements(np.moveaxis(y.numbers, -1, -2))]
 
@@ -226,7 +222,7 @@ def _matmul(trace, node, attributes, inputs, outputs):
 def _gemm(trace, node, attributes, inputs, outputs):
     a, b, c = (*inputs, None)[:3]
     if _is_elements(b) or _is_elements(c) or not _is_elements(a):
-        _refuse("its second and third input must be constants")
+        raise Cannot("its second and third input must be constants")
     rows = a.numbers.T if attributes.get("transA") else a.numbers
     weight = np.asarray(b) if attributes.get("transB") else np.asarray(b).T
     y = _scale(trace, node, _product(trace, node, rows, weight), attributes.get("alpha", 1.0))
@@ -237,18 +233,18 @@ def _conv(trace, node, attributes, inputs, outputs):
     """A convolution, a product where its kernel has one place. x [1, channels, positions]."""
     x, weight, bias = (*inputs, None)[:3]
     if _is_elements(weight) or _is_elements(bias) or not _is_elements(x):
-        _refuse("its weights must be constants")
+        raise Cannot("its weights must be constants")
     if len(x.shape) != 3 or np.ndim(weight) != 3 or x.shape[0] != 1:
-        _refuse(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
+        raise Cannot(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
     kernel, stride = weight.shape[2], int(attributes.get("strides", [1])[0])
     dilation, groups = int(attributes.get("dilations", [1])[0]), int(attributes.get("group", 1))
     reach = (kernel - 1) * dilation + 1
     before, after = _conv_pads(attributes, x.shape[2], reach, stride)
     places = (x.shape[2] + before + after - reach) // stride + 1
     if places < 1:
-        _refuse(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
+        raise Cannot(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
     if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
-        _refuse(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
+        raise Cannot(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
     at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
     if places == 1 and groups == 1:
         inside = (at[0] >= 0) & (at[0] < x.shape[2])
@@ -265,7 +261,7 @@ def _filtered(trace, node, x, weight, at, options):
     """A block `conv`; its operand has the window [channels / groups, taps] of each place and group, in this order."""
     groups, size = options["groups"], at.size * x.shape[1]
     if size > MAX_WINDOWS:
-        _refuse(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
+        raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
     zero = trace.lift(np.zeros(1, np.float32), node).numbers
     outside = (at < 0) | (at >= x.shape[2])
     windows = np.where(outside, zero, x.numbers[0][:, np.where(outside, 0, at)])  # [channels, places, taps]
@@ -300,7 +296,7 @@ def _reduce_mean(trace, node, attributes, inputs, outputs):
 def _layer_norm(trace, node, attributes, inputs, outputs):
     x, scale, bias = (*inputs, None)[:3]
     if outputs > 1 or _is_elements(scale) or _is_elements(bias):
-        _refuse("its scale and bias must be constants, its statistics unused")
+        raise Cannot("its scale and bias must be constants, its statistics unused")
     axis = attributes.get("axis", -1) % len(x.shape)
     rows = x.numbers.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
     y = trace.add("norm", node, x.shape, [rows], eps=float(attributes.get("epsilon", 1e-5)))
@@ -311,7 +307,7 @@ def _layer_norm(trace, node, attributes, inputs, outputs):
 def _batch_norm(trace, node, attributes, inputs, outputs):
     x, *constants = inputs
     if attributes.get("training_mode") or any(_is_elements(value) for value in constants):
-        _refuse("batch norm with statistics of the batch")
+        raise Cannot("batch norm with statistics of the batch")
     channel = (-1,) + (1,) * (len(x.shape) - 2)
     scale, bias, mean, variance = (np.asarray(value, np.float64).reshape(channel) for value in constants)
     factor = scale / np.sqrt(variance + np.float64(np.float32(attributes.get("epsilon", 1e-5))))
