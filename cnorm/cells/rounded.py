@@ -17,6 +17,7 @@ import numpy as np
 from cnorm import _core
 from cnorm.cells.specs import GATES
 from cnorm.cells.tensors import axis_length, has_projection
+from cnorm.cells.weights import parts_of
 
 if TYPE_CHECKING:
     from cnorm.layers.base import Layer
@@ -209,18 +210,10 @@ def cell_weights(spec, tensors, rows: Mapping[str, Rows], others: Mapping[str, n
 def _filled(tensor, parts: Mapping[tuple[str, str], np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
     """One tensor of a checkpoint, its pieces filled with the parts by (part, gate)."""
     array = np.zeros([axis_length(axis, sizes) for axis in tensor.axes], np.float32)
-    whole = array[0] if tensor.leading else array
-    slices = [whole]
-    if tensor.split_axis is not None:
-        slices = np.split(whole, np.cumsum(tensor.lengths(sizes))[:-1], tensor.split_axis)
-    for piece, its in zip(tensor.pieces, slices, strict=True):
-        use, matrix = piece.uses[0], its[0] if tensor.stacked else its
-        outputs_first = matrix.T if use.transposed else matrix
-        targets = np.split(outputs_first, len(use.gates)) if use.gates else [outputs_first]
-        for gate, target in zip(use.gates or [""], targets, strict=True):
-            if target.shape != (part := parts[use.part, gate]).shape:
-                raise ValueError(f"{use.part} must have {target.shape} values for a gate, got {part.shape}")
-            target[...] = part
+    for (name, gate), target in parts_of([tensor], {tensor.name: array}, sizes).items():
+        if target.shape != (part := parts[name, gate]).shape:
+            raise ValueError(f"{name} must have {target.shape} values for a gate, got {part.shape}")
+        target[...] = part
     return array
 
 

@@ -130,7 +130,7 @@ def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: di
         weight_n [H, H] or None, weight_p [P, H] or None; inside_x, inside_h, gain_x, gain_h, bias [gates * H],
         bias_n, gain_c, bias_c [H], bias_p, h0 [P], c0 [H], each None if there is none.
     """
-    parts = _parts(tensors, _wide(tensors, weights), sizes)
+    parts = parts_of(tensors, _wide(tensors, weights), sizes)
     order, units = GATES[spec.kind], sizes["H"]
     group = {"joint": len(order), "per_gate": 1, "gates_and_candidate": 2}[spec.grouping] if spec.scope != "none" else 0
 
@@ -200,7 +200,7 @@ def _centred(bias: np.ndarray | None, group: int) -> np.ndarray | None:
     return np.concatenate([span - span.mean() for span in np.split(bias, firsts)])
 
 
-def _parts(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
+def parts_of(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
     """Views of the arrays by (part, gate), matrices with the outputs first; gate is "" for parts without gates."""
     parts = {}
     for tensor in present(tensors, weights):
@@ -236,7 +236,7 @@ def gradient_views(spec: CellSpec, tensors, into: Mapping[str, np.ndarray], size
     """
     order = GATES[spec.kind]
     views = []
-    parts = _parts(tensors, into, sizes)
+    parts = parts_of(tensors, into, sizes)
     for part, gate in sorted(parts, key=lambda key: SUMMED_BIASES.index(key[0]) if key[0] in SUMMED_BIASES else 0):
         view = parts[part, gate]
         name, index = part, order.index(gate) if gate else None
