@@ -17,9 +17,9 @@ from cnorm_bench import run
 @click.option("--model", type=click.Path(exists=True, dir_okay=False), help="Of --serve, instead of the packaged one.")
 @click.option("--models", type=click.Path(exists=True, file_okay=False), help="Steps of the ONNX files of a folder.")
 @click.option("--input", "inputs", metavar="NAME=VALUE", help="Of --models, as in cnorm import.",
-              multiple=True, callback=named_values)  # fmt: skip
+              **named_values(float))  # fmt: skip
 @click.option("--dim", "dims", metavar="NAME=SIZE", help="Of --models, as in cnorm import.",
-              multiple=True, callback=named_values)  # fmt: skip
+              **named_values(int))  # fmt: skip
 def bench(out_dir, rnn, train, serve, **given):
     """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
     model, models = given["model"], given["models"]
@@ -30,9 +30,8 @@ def bench(out_dir, rnn, train, serve, **given):
     kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
     options = {} if model is None else {"model": os.path.abspath(model)}
     if models is not None:
-        kind, numbers = "models", {name: float(value) for name, value in given["inputs"].items()}
-        sizes = {name: int(size) for name, size in given["dims"].items()}
-        options = {"folder": os.path.abspath(models), "inputs": numbers, "dims": sizes}
+        kind = "models"
+        options = {"folder": os.path.abspath(models), "inputs": given["inputs"], "dims": given["dims"]}
     try:
         run(kind, out_dir=out_dir, **options)
     except RuntimeError as error:

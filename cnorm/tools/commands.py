@@ -51,14 +51,33 @@ def commands():
     """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
 
-def named_values(context, parameter, values) -> dict[str, str]:
-    """The values of an option that is given as NAME=VALUE, repeatedly."""
-    if any("=" not in value for value in values):
-        raise click.BadParameter("wanted NAME=VALUE")
-    return dict(value.split("=", 1) for value in values)
+def named_values(kind=str) -> dict:
+    """The settings of an option that is given as NAME=VALUE, repeatedly, with values of a kind."""
+
+    def read(context, parameter, values) -> dict:
+        found = {}
+        for name, equals, value in (given.partition("=") for given in values):
+            if not equals:
+                raise click.BadParameter(f"wanted {parameter.metavar}, got {name!r}")
+            try:
+                found[name] = kind(value)
+            except ValueError:
+                wanted = "an integer" if kind is int else "a number"
+                raise click.BadParameter(f"{name} must be {wanted}, got {value!r}") from None
+        return found
+
+    return {"multiple": True, "callback": read}
 
 
-MANY = {"multiple": True, "callback": named_values}
+SMALLEST = click.option(
+    "--smallest", type=click.IntRange(0), metavar="N",
+    help="With --weights: matrices of fewer weights stay float32; else all are rounded.",
+)  # fmt: skip
+
+
+def refuse_smallest(smallest: int | None, weights: str | None) -> None:
+    if smallest is not None and weights in (None, "float32"):
+        raise click.UsageError("--smallest is an option of --weights int8 and --weights float16")
 
 
 def refuse_replacing(path: str, name: str, read: str, read_name: str) -> None:
@@ -135,24 +154,24 @@ def export(model, out, batch, check, as_json, **options):
 @click.argument("file", type=FILE)
 @click.argument("out", type=NEW_FILE)
 @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
+@SMALLEST
 @click.option("--check", "npz", type=FILE, metavar="FRAMES.npz",
               help="Run these recordings, arrays [frames, inputs], too.")  # fmt: skip
-@click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.", **MANY)
-@click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **MANY)
-@click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **MANY)
+@click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.",
+              **named_values(float))  # fmt: skip
+@click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **named_values())
+@click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **named_values(int))
 @click.option("--frame", "frames", metavar="NAME", help="An input that is a part of x.", multiple=True)
-def import_(file, out, weights, npz, **given):
+def import_(file, out, npz, **given):
     """Make a model of FILE.onnx, prove it against onnxruntime and float64, write OUT (.safetensors or .cnorm)."""
+    refuse_smallest(given["smallest"], given["weights"])
     refuse_replacing(out, "OUT", file, "FILE")
     from rich.console import Console
 
     from onnx_export.importer.command import import_file
 
-    with one_line():
-        for name, kind in ("inputs", float), ("dims", int):
-            given[name] = {key: kind(value) for key, value in given[name].items()}
-        with Console(stderr=True).status(f"comparing {file} with the layers"):
-            same = import_file(Console(highlight=False), file, out, weights=weights, npz=npz, **given)
+    with one_line(), Console(stderr=True).status(f"comparing {file} with the layers"):
+        same = import_file(Console(highlight=False), file, out, npz=npz, **given)
     sys.exit(0 if same else 1)
 
 
@@ -258,13 +277,11 @@ def serve(store, token_file, **given):
 @click.argument("model", type=FILE)
 @click.argument("out", type=NEW_FILE)
 @click.option("--weights", type=click.Choice(["float32", "float16", "int8"]), help="Round the matrices first.")
-@click.option("--smallest", type=click.IntRange(0), metavar="N",
-              help="With --weights: matrices of fewer weights stay float32; else all are rounded.")  # fmt: skip
+@SMALLEST
 @click.option("--c-array", is_flag=True, help="Write OUT as C source, a constant array named after the file.")
 def pack(model, out, weights, smallest, c_array):
     """Write MODEL (safetensors, from Model.save) to OUT as a packed model, for cnorm.load and for C."""
-    if smallest is not None and weights in (None, "float32"):
-        raise click.UsageError("--smallest is an option of --weights int8 and --weights float16")
+    refuse_smallest(smallest, weights)
     refuse_replacing(out, "OUT", model, "MODEL")
     from cnorm.storage import packed
 

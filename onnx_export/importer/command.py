@@ -17,7 +17,9 @@ __all__ = ["import_file"]
 CALLS = 300  # timed steps
 
 
-def import_file(console, path: str, out: str, *, weights: str | None, npz: str | None, **given) -> bool:
+def import_file(
+    console, path: str, out: str, *, weights: str | None, smallest: int | None, npz: str | None, **given
+) -> bool:
     """Read `path`, print what was found, write `out`; whether the recordings of `npz` agree, too.
 
     Parameters
@@ -25,8 +27,8 @@ def import_file(console, path: str, out: str, *, weights: str | None, npz: str |
     console : rich.console.Console
     path, out : str
         `out` ends in .cnorm for a packed model; else it is a safetensors file.
-    weights : {"int8", "float16"}, optional
-        Round the large matrices.
+    weights, smallest
+        As of `Model.with_weights`, if the matrices are to be rounded.
     npz : str, optional
         A file of recordings [frames, inputs], run through the file and the model.
     given
@@ -39,7 +41,7 @@ def import_file(console, path: str, out: str, *, weights: str | None, npz: str |
     same = npz is None or _compare(console, found, npz)
     model = found.model
     if weights:
-        model = model.with_weights(weights)
+        model = model.with_weights(weights, smallest=smallest)
     _show_times(console, found, model)
     if out.endswith(".cnorm"):
         write_whole(out, model.packed_bytes())

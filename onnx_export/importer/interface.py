@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from cnorm.arguments import whole_number
 from cnorm.text import quoted
 from onnx_export.errors import NotImported
 from onnx_export.importer.chain import Chain
@@ -158,6 +159,7 @@ def _outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def _inputs(model: onnx.ModelProto, given: Mapping, dims: Mapping[str, int]) -> Inputs:
+    _check_dims(model, dims)
     stored = {tensor.name for tensor in model.graph.initializer}
     varying, constants = {}, {}
     for value in model.graph.input:
@@ -182,6 +184,15 @@ def _inputs(model: onnx.ModelProto, given: Mapping, dims: Mapping[str, int]) -> 
     symbols = {dim.dim_param for value in varying.values() for dim in value.type.tensor_type.shape.dim} - dims.keys()
     types = {name: (FLOATS | INTEGERS)[value.type.tensor_type.elem_type] for name, value in varying.items()}
     return Inputs(shapes, axes, constants, symbols - {""}, types)
+
+
+def _check_dims(model: onnx.ModelProto, dims: Mapping) -> None:
+    symbols = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    for name, size in dims.items():
+        if name not in symbols:
+            known = f"it has {_names(sorted(symbols))}" if symbols else "all its sizes are fixed"
+            raise NotImported(f"dims: no input has the symbolic dimension {quoted(name)}; {known}")
+        whole_number(size, f"dims[{name!r}]", 1)
 
 
 def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:

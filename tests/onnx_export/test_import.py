@@ -481,3 +481,40 @@ def test_the_command(tmp_path, rng, capsys):
     loaded = cnorm.load(tmp_path / "m.cnorm")
     x = rng.standard_normal((20, INPUTS)).astype(np.float32)
     assert loaded.run(x).tobytes() == onnx_export.load(path).run(x).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--input", "sr"], "wanted NAME=VALUE, got 'sr'"),
+        (["--input", "sr=fast"], "sr must be a number, got 'fast'"),
+        (["--dim", "T=1.5"], "T must be an integer, got '1.5'"),
+        (["--dim", "T=2"], "no input has the symbolic dimension 'T'; it has 'batch', 'width'"),
+        (["--dim", "batch=0"], "dims['batch'] must be at least 1, got 0"),
+        (["--smallest", "1"], "--smallest is an option of --weights"),
+        (["--weights", "int8", "--dim", f"width={INPUTS}"], "of a command --smallest 1, rounds them all the same"),
+    ],
+)
+def test_options_of_the_command_that_do_not_fit(options, says, tmp_path, rng, capsys):
+    from cnorm.tools import cli
+
+    weights = {"w": normal(rng, INPUTS, UNITS)}
+    path, out = tmp_path / "m.onnx", tmp_path / "m.cnorm"
+    saved(path, [node("MatMul", "x w", "y")], {"x": ["batch", "width"]}, {"y": ["batch", UNITS]}, weights)
+    try:
+        code = cli.run(["import", str(path), str(out), *options])
+    except SystemExit as done:
+        code = done.code
+    assert code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+def test_the_command_rounds_small_models_where_it_is_told_to(tmp_path, rng):
+    from cnorm.tools import cli
+
+    path, out = lstm_file(tmp_path / "m.onnx", rng), tmp_path / "m.cnorm"
+    with pytest.raises(SystemExit) as done:
+        cli.run(["import", str(path), str(out), "--weights", "int8", "--smallest", "1"])
+    assert done.value.code == 0
+    assert cnorm.load(out).weights == "int8"
