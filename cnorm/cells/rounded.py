@@ -104,7 +104,7 @@ def rounded_layer(layer: Layer, weights: str, smallest: int) -> Layer:
     if inner := layer.inner():
         new = {name: rounded_layer(one, weights, smallest) for name, one in inner.items()}
         same = all(new[name] is one for name, one in inner.items())
-        return layer if same else _named_as(layer, layer.with_inner(new))
+        return layer if same else layer.with_inner(new)
     found = layer.matrices()
     types = {name: _type_of(matrix.values.shape, weights, smallest) for name, matrix in found.items()}
     if all(dtype == np.float32 for dtype in types.values()):
@@ -118,14 +118,7 @@ def rounded_layer(layer: Layer, weights: str, smallest: int) -> Layer:
             raise ValueError(
                 f"{name} of {layer!r} can't be rounded to {weights}, its largest weight is {largest:g}: {error}"
             ) from None
-    return _named_as(layer, layer.with_rows(rows))
-
-
-def _named_as(layer: Layer, new: Layer) -> Layer:
-    """A new layer, with the name of another."""
-    if layer.name is not None:
-        new.name = layer.name
-    return new
+    return layer.with_rows(rows)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Layer:
         return {}
 
     def with_inner(self, layers: Mapping[str, Layer]) -> Layer:
-        """This layer with others in it."""
+        """This layer with others in it, of the same name."""
         return self
 
     def leaves(self, name: str) -> Iterator[tuple[str, Layer]]:
@@ -134,9 +134,9 @@ class Layer:
         raise ValueError(f"{cls.kind} has no matrices that can be rounded, got {sorted(rows)}")
 
     def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
-        """The layer with rounded matrices."""
+        """The layer with rounded matrices, of the same name."""
         others = {name: array for name, array in self.weights.items() if name not in self.replaced()}
-        return remade(type(self), self.entry(), self.filled(self.entry(), rows, others), rows)
+        return with_name(remade(type(self), self.entry(), self.filled(self.entry(), rows, others), rows), self.name)
 
     def replaced(self) -> tuple[str, ...]:
         """Names of the tensors that the rows of rounded matrices replace in a file."""

@@ -49,7 +49,7 @@ class Bidirectional(Layer):
         return {"forward": self.forward, "backward": self.backward}
 
     def with_inner(self, layers: Mapping[str, Layer]) -> Layer:
-        return Bidirectional(**layers)
+        return Bidirectional(**layers, name=self.name)
 
     def through(self, name: str, x: np.ndarray, run: Callable[[str, Layer, np.ndarray], np.ndarray]) -> np.ndarray:
         ahead = run(f"{name}.forward", self.forward, x)

@@ -47,7 +47,7 @@ class Residual(Layer):
         return {str(i): layer for i, layer in enumerate(self.layers)}
 
     def with_inner(self, layers: Mapping[str, Layer]) -> Layer:
-        return Residual(layers.values())
+        return Residual(layers.values(), name=self.name)
 
     def through(self, name: str, x: np.ndarray, run: Callable[[str, Layer, np.ndarray], np.ndarray]) -> np.ndarray:
         return x + followed(name, self.inner(), x, run)

@@ -32,10 +32,6 @@ def _refuse(ctx, *_):
     raise RuntimeError(FIRST_ORDER)
 
 
-def _packed_stats(stats) -> Tensor:
-    return tensor(stats.data)
-
-
 def _stats(packed: Tensor):
     return _core.Stats.from_data(packed.detach().numpy())
 
@@ -54,7 +50,7 @@ def _normalise(
         y, stats = _core.layer_norm(a, w, b, eps=eps, return_stats=True)
     else:
         y, stats = _core.rms_norm(a, w, eps=eps, return_stats=True)
-    return tensor(y), _packed_stats(stats)
+    return tensor(y), tensor(stats.data)
 
 
 @_normalise.register_fake
@@ -227,14 +223,9 @@ class RMSNorm(_Norm):
 def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     a, (w, b) = array(x, "x", *FULL_PRECISION), _weights(weight, bias)
     mean, var = np.zeros(a.shape[1], a.dtype), np.zeros(a.shape[1], a.dtype)
-    batch = {
-        "running_mean": mean,
-        "running_var": var,
-        "momentum": 1.0,
-        "running_variance": "biased",
-    }  # of this batch alone
-    y, stats = _core.batch_norm(a, w, b, **batch, eps=eps, return_stats=True)
-    return tensor(y), _packed_stats(stats), tensor(mean), tensor(var)
+    averages = {"running_mean": mean, "running_var": var, "momentum": 1.0}  # of this batch alone
+    y, stats = _core.batch_norm(a, w, b, **averages, running_variance="biased", eps=eps, return_stats=True)
+    return tensor(y), tensor(stats.data), tensor(mean), tensor(var)
 
 
 @_batch_norm.register_fake

@@ -15,12 +15,12 @@ import numpy as np
 
 import cnorm
 from cnorm.layers.base import INPUT, with_name
+from cnorm.layers.taps import PARTS
 from onnx_export.importer.elements import Cannot
 
 __all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]
 
 FRAME = -1  # the place of the frame among the steps
-PARTS = 8  # that one Concat takes
 MAX_SELECTED = 1 << 16  # weights of a product that only selects, scales and shifts elements
 
 Link = Callable[["Joined"], None]
