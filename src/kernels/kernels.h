@@ -23,11 +23,9 @@ static inline ptrdiff_t padded_units(ptrdiff_t units)
     return (units + CNORM_GATE_PAD - 1) / CNORM_GATE_PAD * CNORM_GATE_PAD;
 }
 
-/* rows of the packed matrix: gates of padded units, padded to whole panels */
-static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
-{
-    return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
-}
+/* rows of the packed matrix: gates of padded units, and these padded to whole panels */
+static inline ptrdiff_t used_rows(const cnorm_matrix *w) { return w->gates * padded_units(w->units); }
+static inline ptrdiff_t packed_rows(const cnorm_matrix *w) { return (used_rows(w) + PANEL - 1) / PANEL * PANEL; }
 
 /* stride in floats of the rows of W_x x and of W_h h of a cell. A row is the products, then CNORM_GATE_PAD
  * floats: the rstd of each gate in float32, and from WIDE_RSTD on in float64. */
@@ -58,7 +56,7 @@ static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
     return cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
 }
 
-/* the vectors of `products` interleaved, if there are several */
+/* the vectors of `products` interleaved, if there are many */
 static inline ptrdiff_t interleaved_floats(const cnorm_matrix *w, ptrdiff_t rows) { return rows / 2 * 2 * w->cols; }
 
 /* Scratch of `products` for `rows` vectors. float32 and float16 weights: the vectors interleaved, and scaled. int8: the

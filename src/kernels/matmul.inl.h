@@ -10,15 +10,18 @@
 #include "matvec.inl.h"
 #include "wide.inl.h"
 
-enum { MANY = VECTOR_BYTES == 64 ? 12 : 4 }; /* vectors at a time: two accumulators of each must fit in registers */
+enum {
+    MANY = VECTOR_BYTES == 64 ? 12 : 4, /* vectors at a time: two accumulators of each must fit in registers */
+    FEW = 4 /* vectors that are read where they are, since their addresses fit in registers; more are interleaved */
+};
 
 /* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If two products share the
  * broadcast, it becomes an instruction of its own (10.7 instead of 16 multiply-adds a cycle, Zen 4, 2026-11-21). A
- * second pointer, which the compiler can't know to be equal, prevents the sharing. */
+ * second index, which the compiler can't know to be equal, prevents the sharing. */
 #if VECTOR_BYTES == 64
-#define ANOTHER(pointer) __asm__("" : "+r"(pointer))
+#define ANOTHER(index) __asm__("" : "+r"(index))
 #else
-#define ANOTHER(pointer) ((void)(pointer))
+#define ANOTHER(index) ((void)(index))
 #endif
 
 /* to [cols, count] = x [count][cols] transposed */
@@ -51,58 +54,72 @@ static void interleave(ptrdiff_t cols, int count, const float *const *x, float *
 /* A product with several vectors */
 typedef struct product_call {
     const cnorm_matrix *w;
-    const float *xt; /* the vectors in groups [cols, count], one behind the other */
+    const float *const *x;
+    const float *xt; /* the vectors of groups of more than FEW: groups [cols, count], one behind the other */
     addends add;
     float *z; /* [vectors, packed rows] */
     ptrdiff_t z_stride;
 } product_call;
 
-/* z = W x + add for the rows of W from r on that two vectors hold, and the `count` vectors from `first` on; count and
- * half are constants */
-INLINE void product_strip(const product_call *call, int half, int count, ptrdiff_t r, ptrdiff_t first)
+/* z = W x + add for the rows of W from r on that `width` vectors hold, 1 or 2, and the `count` vectors from `first` on;
+ * half, width and count are constants */
+INLINE void product_strip(const product_call *call, int half, int width, int count, ptrdiff_t r, ptrdiff_t first)
 {
     const cnorm_matrix *w = call->w;
     const ptrdiff_t cols = w->cols;
-    const float *x = call->xt + first * cols, *x2 = x;
-    ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL;
-    if (count > 2) ANOTHER(x2); /* two vectors are limited by loads, which sharing saves */
+    const int step = count > FEW ? count : 1, sums = width * count;
+    const float *x[MANY];
+    for (int s = 0; s < count; ++s) x[s] = count > FEW ? call->xt + first * cols + s : call->x[first + s];
+    ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL, i = 0, i2 = 0;
+    if (count > 2) ANOTHER(i2); /* two vectors are limited by loads, which sharing saves */
     f32v sum[2 * MANY];
-    clear_f32(2 * count, sum);
+    clear_f32(sums, sum);
     for (ptrdiff_t k = 0; k < cols; k += BLOCK) {
-        const float *end = x + (cols - k < BLOCK ? cols - k : BLOCK) * count;
+        const ptrdiff_t end = (cols - k < BLOCK ? cols : k + BLOCK) * step;
         f32v block[2 * MANY];
-        clear_f32(2 * count, block);
-        for (; x < end; x += count, x2 += count, at += PANEL) {
-            const f32v lo = load_weights(w->panels, at, half), hi = load_weights(w->panels, at + VL_F32, half);
+        clear_f32(sums, block);
+        for (; i < end; i += step, i2 += step, at += PANEL) {
+            const f32v lo = load_weights(w->panels, at, half);
+            const f32v hi = width > 1 ? load_weights(w->panels, at + VL_F32, half) : lo;
 #pragma GCC unroll 16
             for (int s = 0; s < count; ++s) {
-                block[2 * s] = fma_f32(lo, splat_f32(x[s]), block[2 * s]);
-                block[2 * s + 1] = fma_f32(hi, splat_f32(x2[s]), block[2 * s + 1]);
+                block[width * s] = fma_f32(lo, splat_f32(x[s][i]), block[width * s]);
+                if (width > 1) block[2 * s + 1] = fma_f32(hi, splat_f32(x[s][i2]), block[2 * s + 1]);
             }
         }
-        add_block_f32(2 * count, sum, block);
+        add_block_f32(sums, sum, block);
     }
 #pragma GCC unroll 32
-    for (int i = 0; i < 2 * count; ++i) {
-        const ptrdiff_t s = first + i / 2, to = r + i % 2 * VL_F32;
-        if (call->add.rows) sum[i] += load_f32(call->add.rows + s * call->add.stride + to);
-        store_f32(call->z + s * call->z_stride + to, sum[i]);
+    for (int j = 0; j < sums; ++j) {
+        const ptrdiff_t s = first + j / width, to = r + j % width * VL_F32;
+        if (call->add.rows) sum[j] += load_f32(call->add.rows + s * call->add.stride + to);
+        store_f32(call->z + s * call->z_stride + to, sum[j]);
     }
 }
 
 /* how many of `left` vectors, an even number, go through a strip together */
 INLINE int together(ptrdiff_t left) { return left >= MANY ? MANY : MANY > 8 && left >= 8 ? 8 : left >= 4 ? 4 : 2; }
 
+INLINE void strip_products(const product_call *call, int half, int width, ptrdiff_t r, ptrdiff_t n)
+{
+    for (ptrdiff_t s = 0; s < n; s += together(n - s)) {
+        const int count = together(n - s);
+        if (count == MANY) product_strip(call, half, width, MANY, r, s);
+        else if (count == 8) product_strip(call, half, width, MANY > 8 ? 8 : MANY, r, s);
+        else if (count == 4) product_strip(call, half, width, 4, r, s);
+        else product_strip(call, half, width, 2, r, s);
+    }
+}
+
+/* strips of two vectors; a last one may have one, since rows are padded to CNORM_GATE_PAD */
 INLINE void product_strips(const product_call *call, int half, ptrdiff_t n)
 {
-    for (ptrdiff_t r = 0; r < packed_rows(call->w); r += 2 * VL_F32)
-        for (ptrdiff_t s = 0; s < n; s += together(n - s)) {
-            const int count = together(n - s);
-            if (count == MANY) product_strip(call, half, MANY, r, s);
-            else if (count == 8) product_strip(call, half, MANY > 8 ? 8 : MANY, r, s);
-            else if (count == 4) product_strip(call, half, 4, r, s);
-            else product_strip(call, half, 2, r, s);
-        }
+    const ptrdiff_t rows = used_rows(call->w);
+    ptrdiff_t r = 0;
+    for (; r + 2 * VL_F32 <= rows; r += 2 * VL_F32) strip_products(call, half, 2, r, n);
+    if (VECTOR_BYTES == 64 && r < rows) strip_products(call, half, 1, r, n);
+    for (r = rows; r < packed_rows(call->w); r += VL_F32) /* zeros, which a sum of squares may include */
+        for (ptrdiff_t s = 0; s < n; ++s) store_f32(call->z + s * call->z_stride + r, splat_f32(0));
 }
 
 /* products of float32 or float16 weights; scratch [interleaved_floats] */
@@ -111,8 +128,8 @@ static double products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const
 {
     if (n == 1) return product(w, x[0], add.rows, z);
     const ptrdiff_t even = n / 2 * 2;
-    const product_call call = {w, scratch, add, z, z_stride};
-    for (ptrdiff_t s = 0; s < even; s += together(even - s))
+    const product_call call = {w, x, scratch, add, z, z_stride};
+    for (ptrdiff_t s = 0; s < even && together(even - s) > FEW; s += together(even - s))
         interleave(w->cols, together(even - s), x + s, scratch + s * w->cols);
     if (w->type == CNORM_WEIGHT_F16) product_strips(&call, 1, even);
     else product_strips(&call, 0, even);
@@ -126,14 +143,14 @@ enum { LEAST_NORMAL = 0x00800000 /* 2^-126 */, LEAST_LARGE = 0x2b800000 /* 2^-40
 /* whether x [n] has a subnormal element, or its largest is in (0, 2^-40) */
 INLINE int is_tiny(ptrdiff_t n, const float *x)
 {
-    i32v subnormal = {0}, large = {0}, any = {0};
+    i32v subnormal = {0}, small = (i32v){0} - 1, any = {0}; /* the first two in their signs */
     for (ptrdiff_t k = 0; k < n; k += VL_F32) {
         const i32v magnitude = (i32v)load_first_f32(x + k, n - k) & 0x7fffffff;
-        subnormal |= (i32v)(magnitude > 0) & (i32v)(magnitude < LEAST_NORMAL);
-        large |= (i32v)(magnitude >= LEAST_LARGE);
-        any |= (i32v)(magnitude > 0);
+        subnormal |= (magnitude - LEAST_NORMAL) & -magnitude;
+        small &= magnitude - LEAST_LARGE;
+        any |= magnitude;
     }
-    return any_i32(subnormal) || (!any_i32(large) && any_i32(any));
+    return any_i32((i32v)(subnormal < 0)) || (!any_i32((i32v)(small >= 0)) && any_i32((i32v)(any > 0)));
 }
 
 /* |x| as a float64, exactly, from its bits: to convert a subnormal number is what floored avoids */
