@@ -35,10 +35,12 @@ static const layer_field conv_fields[] = {
     {0},
 };
 
+static ptrdiff_t padded_positions(const cnorm_conv *conv) { return conv->before + conv->positions + conv->after; }
+
 /* the places of the kernel */
 static ptrdiff_t places(const cnorm_conv *conv)
 {
-    const ptrdiff_t reach = (conv->taps - 1) * conv->dilation + 1, all = conv->before + conv->positions + conv->after;
+    const ptrdiff_t reach = (conv->taps - 1) * conv->dilation + 1, all = padded_positions(conv);
     return all < reach ? 0 : (all - reach) / conv->stride + 1;
 }
 
@@ -51,9 +53,9 @@ static const char *conv_check(const cnorm_layer *layer)
     if (!between(conv->reflect, 1)) return "reflect";
     if (conv->positions < 1 || conv->positions > most / conv->channels) return "positions";
     if (conv->stride < 1 || conv->stride > most) return "stride";
-    const ptrdiff_t widest = conv->reflect ? conv->positions - 1 : most;
+    const ptrdiff_t widest = conv->reflect ? conv->positions - 1 : most / conv->channels;
     if (conv->before < 0 || conv->before > widest) return "before";
-    if (conv->after < 0 || conv->after > widest) return "after";
+    if (conv->after < 0 || conv->after > widest || padded_positions(conv) > most / conv->channels) return "after";
     if (conv->inputs != conv->channels * conv->positions) return "inputs";
     const ptrdiff_t count = places(conv);
     if (count < 1 || count > most / conv->outputs) return "taps";
@@ -94,37 +96,34 @@ static void transpose(ptrdiff_t rows, ptrdiff_t cols, const float *from, ptrdiff
         for (ptrdiff_t c = 0; c < cols; ++c) to[c * rows + r] = from[r * stride + c];
 }
 
-/* The frame as [positions, channels]: x itself, or in `memory`, [inputs] */
-static const float *transposed(const cnorm_conv *conv, const float *x, float *memory)
+/* The frame as [padded positions, channels], in `memory` or x itself: windows without dilation are parts of it */
+static const float *padded_frame(const cnorm_conv *conv, const float *x, float *memory)
 {
-    if (conv->channels == 1) return x;
-    transpose(conv->channels, conv->positions, x, conv->positions, memory);
+    const ptrdiff_t channels = conv->channels, positions = conv->positions, padding = conv->before + conv->after;
+    float *frame = memory + conv->before * channels;
+    if (channels == 1 && padding == 0) return x;
+    if (channels == 1) memcpy(frame, x, (size_t)positions * sizeof *frame);
+    else transpose(channels, positions, x, positions, frame);
+    for (ptrdiff_t i = 0; i < padding; ++i) {
+        const ptrdiff_t at = i < conv->before ? i - conv->before : i - conv->before + positions;
+        const ptrdiff_t read = read_at(conv, at);
+        for (ptrdiff_t c = 0; c < channels; ++c) frame[at * channels + c] = read < 0 ? 0 : frame[read * channels + c];
+    }
     return memory;
 }
 
-/* the window [taps, channels] of place p of a frame [positions, channels] */
+/* the window [taps, channels] of place p of a padded frame */
 static void gather(const cnorm_conv *conv, const float *frame, ptrdiff_t p, float *window)
 {
-    const ptrdiff_t channels = conv->channels, step = conv->dilation * channels;
-    for (ptrdiff_t t = 0, n = 1; t < conv->taps; t += n, window += n * channels, n = 1) {
-        const ptrdiff_t at = position(conv, p, t), read = read_at(conv, at);
-        if (read < 0) {
-            memset(window, 0, (size_t)channels * sizeof *window);
-            continue;
-        }
-        if (at == read) n = (conv->positions - 1 - at) / conv->dilation + 1; /* all taps within the frame together */
-        if (n > conv->taps - t) n = conv->taps - t;
-        if (step == channels) memcpy(window, frame + read * channels, (size_t)(n * channels) * sizeof *window);
-        else
-            for (ptrdiff_t i = 0; i < n; ++i)
-                for (ptrdiff_t c = 0; c < channels; ++c)
-                    window[i * channels + c] = frame[read * channels + i * step + c];
-    }
+    const ptrdiff_t channels = conv->channels;
+    for (ptrdiff_t t = 0; t < conv->taps; ++t)
+        for (ptrdiff_t c = 0; c < channels; ++c)
+            window[t * channels + c] = frame[(p * conv->stride + t * conv->dilation) * channels + c];
 }
 
 /* The scratch of a run. With memory NULL only its size. */
 typedef struct conv_scratch {
-    float *frame;              /* [inputs], transposed */
+    float *frame;              /* [padded positions, channels] */
     float *windows, *y, *rest; /* [together, window_floats], [places, padded outputs], of the product */
     ptrdiff_t together, floats;
 } conv_scratch;
@@ -134,8 +133,8 @@ static conv_scratch conv_scratch_of(const cnorm_conv *conv, float *memory)
     const ptrdiff_t item = (ptrdiff_t)sizeof(float), count = places(conv);
     layout l = {(char *)memory, 0};
     conv_scratch s = {.together = count < CNORM_ROWS ? count : CNORM_ROWS};
-    s.frame = layout_take(&l, padded_units(conv->inputs) * item);
-    s.windows = layout_take(&l, padded_units(s.together * window_floats(conv)) * item);
+    s.frame = layout_take(&l, padded_units(padded_positions(conv) * conv->channels) * item);
+    s.windows = layout_take(&l, conv->dilation == 1 ? 0 : padded_units(s.together * window_floats(conv)) * item);
     s.y = layout_take(&l, count * padded_units(conv->outputs) * item);
     s.rest = layout_take(&l, cnorm_windows_scratch(conv, s.together) * item);
     s.floats = l.used / item;
@@ -152,11 +151,15 @@ static void conv_frame(const cnorm_kernels *kernels, const cnorm_conv *conv, con
 {
     const conv_scratch scratch = conv_scratch_of(conv, memory);
     const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
-    const float *frame = transposed(conv, x, scratch.frame);
+    const ptrdiff_t stride = conv->stride * conv->channels;
+    const float *frame = padded_frame(conv, x, scratch.frame);
     for (ptrdiff_t p = 0, n; p < count; p += n) {
         n = count - p < scratch.together ? count - p : scratch.together;
-        for (ptrdiff_t i = 0; i < n; ++i) gather(conv, frame, p + i, scratch.windows + i * floats);
-        cnorm_windows_run(kernels, conv, n, (const_rows){scratch.windows, floats},
+        for (ptrdiff_t i = 0; conv->dilation > 1 && i < n; ++i)
+            gather(conv, frame, p + i, scratch.windows + i * floats);
+        cnorm_windows_run(kernels, conv, n,
+                          conv->dilation > 1 ? (const_rows){scratch.windows, floats}
+                                             : (const_rows){frame + p * stride, stride},
                           (float_rows){scratch.y + p * width, width}, scratch.rest);
     }
     transpose(count, conv->outputs, scratch.y, width, y); /* now, since y may be x */
@@ -180,7 +183,7 @@ static int conv_trains(const cnorm_layer *layer)
 /* With memory NULL only its size. Rows are the places of all frames, in order. */
 typedef struct conv_backward_scratch {
     float *dz, *windows, *dwindows; /* [OUTER_ROWS, padded outputs], [OUTER_ROWS, window_floats], the same */
-    float *frame, *dx;              /* [inputs]: of one frame, `frame` transposed */
+    float *frame, *dx;              /* of one frame: [padded positions, channels], [inputs] */
     float *gradient, *inputs;       /* of windows.c */
     ptrdiff_t floats;
 } conv_backward_scratch;
@@ -193,7 +196,7 @@ static conv_backward_scratch conv_backward_scratch_of(const cnorm_conv *conv, fl
     s.dz = layout_take(&l, OUTER_ROWS * padded_units(conv->outputs) * item);
     s.windows = layout_take(&l, windows);
     s.dwindows = layout_take(&l, windows);
-    s.frame = layout_take(&l, padded_units(conv->inputs) * item);
+    s.frame = layout_take(&l, padded_units(padded_positions(conv) * conv->channels) * item);
     s.dx = layout_take(&l, padded_units(conv->inputs) * item);
     s.gradient = layout_take(&l, cnorm_window_gradient_floats(conv) * item);
     s.inputs = layout_take(&l, cnorm_windows_inputs_floats(conv) * item);
@@ -216,7 +219,7 @@ static void rows_backward(const layer_backward *call, ptrdiff_t first, ptrdiff_t
     const float *dz[OUTER_ROWS], *windows[OUTER_ROWS], *frame = NULL;
     for (ptrdiff_t i = 0; i < n; ++i) {
         const ptrdiff_t s = (first + i) / count, p = (first + i) % count;
-        if (i == 0 || p == 0) frame = transposed(conv, call->tape.at + s * call->tape.row, scratch.frame);
+        if (i == 0 || p == 0) frame = padded_frame(conv, call->tape.at + s * call->tape.row, scratch.frame);
         dz[i] = scratch.dz + i * width, windows[i] = scratch.windows + i * floats;
         for (ptrdiff_t o = 0; o < conv->outputs; ++o)
             scratch.dz[i * width + o] = call->dy.at[s * call->dy.stride + o * count + p];
