@@ -107,10 +107,20 @@ INLINE void each_element(const cnorm_elementwise *is, const float *x, const floa
     }
 }
 
+/* sqrt(x) and x^2 need no float64 to be rounded once */
+static void root_or_square(const cnorm_elementwise *is, const float *x, float *y)
+{
+    for (ptrdiff_t i = 0; i < is->n; i += VL_F32) {
+        const f32v v = load_first_f32(x + i, is->n - i);
+        store_first_f32(y + i, is->n - i, is->f == CNORM_ACTIVATION_SQRT ? sqrt_f32(v) : v * v);
+    }
+}
+
 static void activation_f32(const cnorm_elementwise *is, const float *x, float *y)
 {
     if (is->f == CNORM_ACTIVATION_TANH) tanh_f32(is->n, x, y);
     else if (is->f == CNORM_ACTIVATION_SIGMOID) sigmoid_f32(is->n, x, y);
+    else if (is->f == CNORM_ACTIVATION_SQRT || is->f == CNORM_ACTIVATION_SQUARE) root_or_square(is, x, y);
     else each_element(is, x, NULL, y, 0);
 }
 static void activation_backward_f32(const cnorm_elementwise *is, const float *x, const float *dy, float *dx)

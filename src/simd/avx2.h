@@ -27,6 +27,7 @@ INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 }
 
 INLINE int any_i32(i32v mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
+INLINE f32v sqrt_f32(f32v v) { return (f32v)_mm256_sqrt_ps((__m256)v); }
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm256_sqrt_pd((__m256d)v); }
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }

@@ -28,6 +28,7 @@ INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
     return (f32v)_mm512_mask_mov_ps((__m512)fill, mask_32(from, to), (__m512)v);
 }
 
+INLINE f32v sqrt_f32(f32v v) { return (f32v)_mm512_sqrt_ps((__m512)v); }
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm512_sqrt_pd((__m512d)v); }
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }

@@ -21,6 +21,7 @@ INLINE int any_i32(i32v mask) { return (((i64v)mask)[0] | ((i64v)mask)[1]) != 0;
 
 #include "vector_16.h"
 
+INLINE f32v sqrt_f32(f32v v) { return (f32v){sqrtf(v[0]), sqrtf(v[1]), sqrtf(v[2]), sqrtf(v[3])}; }
 INLINE f64v sqrt_f64(f64v v) { return (f64v){sqrt(v[0]), sqrt(v[1])}; }
 /* Instructions only: libm's fmaf may be wrong, and is slow where the processor lacks it. */
 #if defined(__aarch64__)

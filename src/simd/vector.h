@@ -18,7 +18,7 @@
  *     only_*         lanes from <= i < to, the others zero
  *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
  *     one_sign_*     whether the sign bits of all virtual lanes are equal
- *     sqrt_f64       the square root of each lane
+ *     sqrt_*         the square root of each lane
  *     fma_f32        a b + c in each lane, rounded once: by an instruction, or the same bits without
  *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
  *     default_nan_*  the default quiet NaN where a lane is NaN
