@@ -299,7 +299,7 @@ class Chain:
         new = {"h": block.numbers}
         if "c" in names:
             new["c"] = self.trace.blocks[self.trace.blocks.index(block) + 1].numbers
-        old, weights = {}, dict(block.constants["weights"])
+        old, weights = {}, {name: np.asarray(w, np.float32) for name, w in block.constants["weights"].items()}
         for name, operand, start in zip(names, block.operands[1:], block.constants["start"], strict=False):
             before = operand.ravel()
             if np.array_equal(before, [self.old.get(number, -1) for number in new[name].tolist()]):

@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from cnorm.layers.embedding import in_tokens
 from cnorm.storage.model_files import METADATA_KEY, configuration
@@ -63,7 +63,8 @@ def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto
     cells = iter(found.chain.cells)
     places = [(cell, key) for cell in cells for key in cell.new]  # in the order of the table: h0, c0, h1, ...
     numbers = dict(zip(names, places, strict=True))
-    front, behind = _front(found, units, numbers), _behind(found, units, numbers)
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    front, behind = _front(found, units, numbers), _behind(found, units, numbers, types)
     kept = [tensor for tensor in graph.input if tensor.name in {t.name for t in graph.initializer}]
     nodes = [*front, *graph.node]
     _open_states(nodes, found, numbers)
@@ -104,8 +105,14 @@ def _constant(name: str, array) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array, np.int64)))
 
 
-def _picked(source: str, result: str, at, shape) -> list[onnx.NodeProto]:
-    """Nodes that take the elements `at` of a tensor, flattened, in a shape."""
+def _cast(source: str, result: str, kind) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [result], to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+
+
+def _picked(source: str, result: str, at, shape, kind=np.float32) -> list[onnx.NodeProto]:
+    """Nodes that take the elements `at` of a tensor of float32, flattened, in a shape and of a type."""
+    if kind is not np.float32:
+        return [*_picked(source, f"{result}/float32", at, shape), _cast(f"{result}/float32", result, kind)]
     return [
         _constant(f"{result}/at", at),
         _constant(f"{result}/flat_shape", [-1]),
@@ -122,11 +129,7 @@ def _front(found: Plan, units, numbers) -> list[onnx.NodeProto]:
     for name in found.frames:
         shape, kind = found.inputs.shapes[name], found.inputs.types[name]
         stop = start + int(np.prod(shape))
-        part = FILE + name if kind is np.float32 else f"x/{name}"
-        nodes += _picked("x", part, np.arange(start, stop), shape)
-        if kind is not np.float32:
-            to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-            nodes.append(helper.make_node("Cast", [part], [FILE + name], to=to))
+        nodes += _picked("x", FILE + name, np.arange(start, stop), shape, kind)
         start = stop
     if found.states:
         together = [f"{name}_in" for name in units]
@@ -135,31 +138,37 @@ def _front(found: Plan, units, numbers) -> list[onnx.NodeProto]:
         nodes.append(helper.make_node("Concat", together, ["states"], axis=1))
         for name in found.states:
             at = [place[number] for number in found.trace.values[name].numbers.ravel().tolist()]
-            nodes += _picked("states", FILE + name, at, found.inputs.shapes[name])
+            nodes += _picked("states", FILE + name, at, found.inputs.shapes[name], found.inputs.types[name])
     return nodes
 
 
-def _behind(found: Plan, units, numbers) -> list[onnx.NodeProto]:
-    """y and the new states by name, from the file's outputs."""
+def _behind(found: Plan, units, numbers, types: dict[str, int]) -> list[onnx.NodeProto]:
+    """y and the new states by name, from the file's outputs, which have these types."""
     nodes, parts = [], [f"y/{index}" for index in range(len(found.outputs))]
+    given = {output: FILE + output for output in (*found.outputs, *found.states.values())}
+    for output in [output for output in given if types[given[output]] != TensorProto.FLOAT]:
+        nodes.append(_cast(given[output], f"{given[output]}/float32", np.float32))
+        given[output] += "/float32"
     for output, part in zip(found.outputs, parts, strict=True):
         flat = found.trace.values[output].numbers.size
-        nodes += _picked(FILE + output, part, np.arange(flat), [1, flat])
+        nodes += _picked(given[output], part, np.arange(flat), [1, flat])
     nodes.append(helper.make_node("Concat", parts, ["y"], axis=1))
     for name, (cell, key) in numbers.items():
         if not cell.old:
             continue  # `_open_states` names it
         for result in found.states.values():
-            given = {number: at for at, number in enumerate(found.trace.values[result].numbers.ravel().tolist())}
-            if int(cell.new[key][0]) in given:
-                at = [given[number] for number in cell.new[key].tolist()]
-                nodes += _picked(FILE + result, f"{name}_out", at, [1, units[name]])
+            place = {number: at for at, number in enumerate(found.trace.values[result].numbers.ravel().tolist())}
+            if int(cell.new[key][0]) in place:
+                at = [place[number] for number in cell.new[key].tolist()]
+                nodes += _picked(given[result], f"{name}_out", at, [1, units[name]])
                 break
     return nodes
 
 
 def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers) -> None:
     """Connect recurrent operators whose initial state is a constant to inputs and outputs."""
+    kind = found.inputs.types[found.frames[0]]
+    kind = kind if issubclass(kind, np.floating) else np.float32  # of token ids
     open_cells = iter([(name, key) for name, (cell, key) in numbers.items() if not cell.old])
     for index, node in enumerate(list(nodes)):
         if node.op_type not in ("LSTM", "GRU", "RNN"):
@@ -172,13 +181,17 @@ def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers) -> None:
             if name is None or not name.startswith(key):
                 return
             cell, key = numbers[name]
-            nodes.insert(index, _constant(f"{name}/shape", [1, 1, cell.new[key].size]))
-            nodes.insert(index + 1, helper.make_node("Reshape", [f"{name}_in", f"{name}/shape"], [f"{name}/start"]))
+            nodes[index:index] = [
+                _constant(f"{name}/shape", [1, 1, cell.new[key].size]),
+                helper.make_node("Reshape", [f"{name}_in", f"{name}/shape"], [f"{name}/float32"]),
+                _cast(f"{name}/float32", f"{name}/start", kind),
+            ]
             node.input[5 + offset] = f"{name}/start"
             given = node.output[1 + offset] or f"{name}/last"
             node.output[1 + offset] = given
             nodes.append(_constant(f"{name}/row", [1, -1]))
-            nodes.append(helper.make_node("Reshape", [given, f"{name}/row"], [f"{name}_out"]))
+            nodes.append(_cast(given, f"{name}/given", np.float32))
+            nodes.append(helper.make_node("Reshape", [f"{name}/given", f"{name}/row"], [f"{name}_out"]))
 
 
 class FileRun:

@@ -1,6 +1,7 @@
 """`load` of files whose frame is several inputs, or token ids."""
 
 import numpy as np
+import onnx
 import pytest
 from graphs import node, normal, saved
 from onnx import TensorProto, helper
@@ -209,3 +210,27 @@ def test_a_state_that_two_layers_read_is_refused(outputs, tmp_path, rng):
     ends = {"x": [1, OBSERVED], "h": [1, UNITS]}, {"y": [1, outputs], "h2": [1, UNITS]}
     with pytest.raises(ValueError, match="input 'h': it is the state of two layers"):
         onnx_export.load(saved(tmp_path / "m.onnx", nodes, *ends, weights))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_files_of_half_and_double_precision(dtype, tmp_path, rng):
+    """Their states and outputs are of that type; the layers and the proof are in float32."""
+    nodes = [
+        node("Gemm", "x w", "a"),
+        node("Gemm", "h u", "b"),
+        node("Add", "a b", "s"),
+        node("Tanh", "s", "h2"),
+        node("Gemm", "h2 v", "y"),
+    ]
+    weights = {"w": normal(rng, OBSERVED, UNITS), "u": normal(rng, UNITS, UNITS), "v": normal(rng, UNITS, 3)}
+    weights = {name: array.astype(dtype) for name, array in weights.items()}
+    ends = {"x": [1, OBSERVED], "h": [1, UNITS]}, {"y": [1, 3], "h2": [1, UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, weights)
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    onnx.save(model, path)
+    found = imported(path)
+    assert [layer.kind for layer in found.model.layers] == ["RNN", "Linear"]
+    assert found.states == {"h": "h2"}
+    assert found.report.ok
