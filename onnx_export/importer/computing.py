@@ -171,6 +171,21 @@ def _gelu(trace, node, attributes, inputs, outputs):
     return _function(op)(trace, node, {}, inputs, outputs)
 
 
+def _mish(trace, node, attributes, inputs, outputs):
+    """x tanh(softplus(x)), of three layers."""
+    x = inputs[0]
+    soft = trace.add("softplus", node, x.shape, [_each(x)])
+    gate = trace.add("tanh", node, x.shape, [_each(soft)])
+    return [trace.add("multiply", node, x.shape, [_each(x), _each(gate)])]
+
+
+def _celu(trace, node, attributes, inputs, outputs):
+    """alpha elu(x / alpha), of an elu whose own alpha is 1."""
+    alpha = float(attributes.get("alpha", 1.0))
+    inner = _scale(trace, node, inputs[0], 1 / alpha)
+    return [_scale(trace, node, trace.add("elu", node, inner.shape, [_each(inner)], alpha=1.0), alpha)]
+
+
 def _cast(trace, node, attributes, inputs, outputs):
     if attributes["to"] in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
         return [inputs[0]]
@@ -346,6 +361,8 @@ COMPUTING: dict[str, Callable] = {
     "Gelu": _gelu,
     "Erf": _function("erf"),
     "Elu": _function("elu", alpha=1.0),
+    "Celu": _celu,
+    "Mish": _mish,
     "LeakyRelu": _function("leaky_relu", alpha=0.01),
     "Softplus": _function("softplus"),
     "Exp": _function("exp"),

@@ -177,3 +177,12 @@ def test_convolutions_with_one_cache_are_one_layer(case, tmp_path, rng):
     assert [layer.kind for layer in found.model.layers].count("CausalConv1d") == 1
     assert found.states == {"cache": "cache_out"}
     assert found.report.ok
+
+
+@pytest.mark.parametrize("function", [("Mish", {}), ("Celu", {}), ("Celu", {"alpha": 0.3})], ids=str)
+def test_functions_of_several_layers(function, tmp_path, rng):
+    op, attributes = function
+    nodes = [node("Gemm", "x w", "a"), node(op, "a", "m", **attributes), node("Gemm", "m u", "y")]
+    weights = {"w": normal(rng, INPUTS, UNITS), "u": normal(rng, UNITS, UNITS)}
+    file = saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights, opset=18)
+    assert imported(file).report.ok
