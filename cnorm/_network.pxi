@@ -277,7 +277,7 @@ cdef class Network:
         return 0
 
     cdef int pack(self, cnorm_matrix *m, tuple given) except -1:
-        """Pack a matrix, given as (w, rows, scales, gates, group), see `cnorm.cells.packing.matrix`."""
+        """Pack a matrix, given as (w, rows, scales, gates, group), as `Matrix.given` of cnorm/cells/rounded.py."""
         cdef cnp.ndarray w = given[0], rows = given[1], scales = given[2], panels
         cdef const float *scale = NULL
         m.gates, m.group = given[3], given[4]

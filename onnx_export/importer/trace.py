@@ -25,33 +25,14 @@ __all__ = ["Trace", "describe"]
 
 # They move or repeat elements of their first input (Concat: of all) and compute nothing.
 MOVING = {
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "Slice",
-    "Split",
-    "Concat",
-    "Expand",
-    "Tile",
-    "Pad",
-}
+    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile", "Pad",
+    "Identity", "Dropout", "Gather", "GatherElements", "GatherND",
+}  # fmt: skip
 # Of shapes and truth values, as exporters write them between a Shape and a Reshape.
 SHAPES = {
-    "Shape",
-    "Size",
-    "Constant",
-    "ConstantOfShape",
-    "Range",
-    "Equal",
-    "Less",
-    "LessOrEqual",
-    "GreaterOrEqual",
-    "Not",
-}
-SHAPES |= {"And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If"}
-MOVING |= {"Identity", "Dropout", "Gather", "GatherElements", "GatherND"}
+    "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
+    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If",
+}  # fmt: skip
 MAX_ELEMENTS = 1 << 24  # of one value
 MAX_IN_ALL = 1 << 26  # of all values that nodes compute or move
 MAX_NODES = 20_000  # traced, those of branches included
@@ -163,9 +144,7 @@ class Trace:
             except Cannot as error:
                 self.faults.append(f"{describe(node)}: {error}")
                 continue
-            except (
-                Exception
-            ) as error:  # of attributes or shapes that the standard does not allow: the file is untrusted
+            except Exception as error:  # of what the standard does not allow: the file is untrusted
                 self.faults.append(f"{describe(node)}: {type(error).__name__}: {error}")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
