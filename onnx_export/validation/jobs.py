@@ -83,8 +83,10 @@ def _found(models: tuple[Path, ...]) -> Iterator[tuple[Path, Path]]:
 
 def _model_of(path: Path) -> Path:
     """NAME.onnx for its external weights, NAME.onnx.data, which a commit may change alone; else the path itself."""
+    if not path.name.endswith(".onnx.data"):
+        return path
     model = path.with_suffix("")
-    return model if path.name.endswith(".onnx.data") and model.is_file() else path
+    return model if model.is_file() else path
 
 
 def _inside(folder: Path) -> list[Path]:

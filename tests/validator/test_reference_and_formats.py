@@ -203,6 +203,11 @@ def test_a_folder_validates_all_models_and_returns_the_worst_exit_code(folder):
     assert invoke(folder / "inner", "--strict").exit_code == 1
 
 
+def test_the_current_folder_is_a_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder / "inner")
+    assert invoke(".").exit_code == invoke("./").exit_code == 0
+
+
 def test_a_folder_that_can_not_be_read_is_an_error(folder, monkeypatch):
     """Models in it would be missed."""
     scandir = os.scandir
