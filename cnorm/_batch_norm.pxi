@@ -127,18 +127,27 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
 
     Parameters
     ----------
-    dy, x, weight, stats, out
-        As in `group_norm_backward`.
+    dy : ndarray, shape and dtype of x
+        Gradient of the loss for the output.
+    x, weight
+        As in the forward call.
+    stats : Stats
+        Of the forward call.
+    out : tuple of three ndarrays or None, optional
+        Where (dx, dweight, dbias) go. dx may be dy or x: in place.
 
     Returns
     -------
-    dx, dweight, dbias
-        As of `group_norm_backward`.
+    dx : ndarray, shape and dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------
-    TypeError, ValueError
-        As `group_norm_backward`.
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Shape shape
     cdef cnorm_volume_norm_backward call
@@ -252,20 +261,25 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
 
     Parameters
     ----------
-    dy, x, weight, out
-        As in `group_norm_backward`.
-    mean, var, eps
+    dy : ndarray, shape and dtype of x
+        Gradient of the loss for the output.
+    x, mean, var, weight, eps
         As in the forward call.
+    out : tuple of three ndarrays or None, optional
+        Where (dx, dweight, dbias) go. dx may be dy or x: in place.
 
     Returns
     -------
-    dx, dweight, dbias
-        As of `group_norm_backward`.
+    dx : ndarray, shape and dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------
-    TypeError, ValueError
-        As `group_norm_backward`.
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape, variance, eps or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Shape shape
     cdef cnorm_volume_norm_backward call

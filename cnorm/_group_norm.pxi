@@ -207,8 +207,10 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
 
     Raises
     ------
-    TypeError, ValueError
-        As `group_norm`.
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape, eps or overlap that can't be used. `out` is then unchanged.
     """
     return group_forward(x, CHANNELS, weight, bias, eps, out, return_stats)
 
@@ -218,17 +220,26 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
 
     Parameters
     ----------
-    dy, x, weight, stats, out
-        As in `group_norm_backward`.
+    dy : ndarray, shape and dtype of x
+        Gradient of the loss for the output.
+    x, weight
+        As in the forward call.
+    stats : Stats
+        Of the forward call.
+    out : tuple of three ndarrays or None, optional
+        Where (dx, dweight, dbias) go. dx may be dy or x: in place.
 
     Returns
     -------
-    dx, dweight, dbias
-        As of `group_norm_backward`.
+    dx : ndarray, shape and dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------
-    TypeError, ValueError
-        As `group_norm_backward`.
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     return group_gradients(dy, x, CHANNELS, weight, stats, out)

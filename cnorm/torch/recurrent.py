@@ -138,8 +138,17 @@ class LSTMCell(_Cell):
 
     Parameters
     ----------
-    input_size, units, preset, eps, proj_size, bias
-        As of `LSTM`. Its parameters have the same names, so that the state dict of one loads into the other.
+    input_size, units : int
+        `hidden_size` is another name of `units`.
+    preset : str or CellSpec
+        Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, as those of `LSTM`, so
+        that the state dict of one loads into the other.
+    eps : float, optional
+        The preset's own if not given.
+    proj_size : int
+        Outputs of a projection, 0 for none; only for presets that have one.
+    bias : bool
+        False: leave out the biases that are optional in the preset.
 
     Notes
     -----
