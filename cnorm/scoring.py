@@ -109,8 +109,9 @@ def score(
 ) -> Iterator[Scored]:
     """Run a model over many recordings and yield their outputs in order, as they are done.
 
-    A recording that can't be processed yields a row with its error; the others are not affected. The caller has every
-    row that was yielded, whatever ends the loop, and can wrap the iterator to show progress.
+    A recording that can't be processed yields a row with its error; the others are not affected. A task that fails as a
+    whole, such as one whose worker is killed, is submitted once more. The caller has every row that was yielded,
+    whatever ends the loop, and can wrap the iterator to show progress.
 
     Parameters
     ----------
@@ -152,17 +153,19 @@ def score(
 
 
 def _rows(call, chunks, executor, pending) -> Iterator[Scored]:
-    sizes: deque[int] = deque()
+    submitted: deque[list[np.ndarray]] = deque()
 
-    def counted():
+    def remembered():
         for some in chunks:
-            sizes.append(len(some))
+            submitted.append(some)
             yield some
 
     index = 0
-    for outcome in in_order(call, counted(), executor, pending):
-        size = sizes.popleft()
-        for y in outcome.result if outcome.error is None else [message_of(outcome.error)] * size:
+    for outcome in in_order(call, remembered(), executor, pending):
+        some = submitted.popleft()
+        if outcome.error is not None and executor is not None:  # Dask loses results whose worker dies too early
+            (outcome,) = in_order(call, [some], executor)
+        for y in outcome.result if outcome.error is None else [message_of(outcome.error)] * len(some):
             yield Scored(index, None, y) if isinstance(y, str) else Scored(index, y)
             index += 1
 

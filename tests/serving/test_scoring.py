@@ -61,6 +61,26 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_each_row(tmp_path):
     assert all("none.safetensors" in row.error for row in rows)
 
 
+class Losing(ThreadPoolExecutor):
+    """An executor that loses the result of every second task, as Dask's can when a worker is killed."""
+
+    submitted = 0
+
+    def submit(self, call, chunk):
+        self.submitted += 1
+        return super().submit(call if self.submitted % 2 else int, chunk)
+
+
+def test_the_rows_of_a_task_that_was_lost_are_calculated_again(model):
+    x = recordings(30)
+    with Losing(2) as executor:
+        rows = list(score(model, x, executor, chunk=4, pending=1))
+    assert executor.submitted > 8
+    assert [row.index for row in rows if row.error] == []
+    for row, one in zip(rows, x, strict=True):
+        assert row.y.tobytes() == model.run(one).tobytes()
+
+
 def test_recordings_are_read_only_as_far_as_needed(model):
     taken = [0]
 
