@@ -122,15 +122,24 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(batch
     if (lane_offset || end < n) FN(write_column_edges)(batch, first, rows, backward, lane_offset, carry);
 }
 
-/* (4) or (6) for all rows, four at a time; forward with non-temporal stores one at a time, which writes memory in
- * order: that saves more than loading the parameters once for four rows. */
+/* Whether rows of x and out compete for the eight ways of the same sets of L1: they lie a multiple of PAGE_BYTES apart,
+ * and out begins within an eighth page of x modulo PAGE_BYTES, as large arrays of one allocator do */
+INLINE int FN(rows_share_sets)(const volume *v)
+{
+    const uintptr_t from_x = (uintptr_t)v->out - (uintptr_t)v->x + PAGE_BYTES / 8;
+    return v->x_stride * (ptrdiff_t)sizeof(X) % PAGE_BYTES == 0 && from_x % PAGE_BYTES < PAGE_BYTES / 4;
+}
+
+/* (4) or (6) for all rows, four at a time, or two where four would be evicted; forward with non-temporal stores one at
+ * a time, which writes memory in order: that saves more than loading the parameters once for four rows. */
 INLINE void FN(write_all_columns)(const FN(batch) *b, const int backward, const int given, FN(carry) *carry)
 {
-    const ptrdiff_t most = carry && (!backward || b->v.channels % VL) ? 1 : 4;
-    for (ptrdiff_t r = 0, rows; r < b->v.samples; r += rows) {
-        rows = b->v.samples - r < most ? b->v.samples - r : most;
-        FN(write_columns)(rows, backward, b, r, given, carry);
-    }
+    const ptrdiff_t cached = FN(rows_share_sets)(&b->v) ? 2 : 4;
+    const ptrdiff_t most = !carry ? cached : !backward || b->v.channels % VL ? 1 : 4;
+    ptrdiff_t r = 0;
+    for (; most == 4 && r + 4 <= b->v.samples; r += 4) FN(write_columns)(4, backward, b, r, given, carry);
+    for (; most > 1 && r + 2 <= b->v.samples; r += 2) FN(write_columns)(2, backward, b, r, given, carry);
+    for (; r < b->v.samples; ++r) FN(write_columns)(1, backward, b, r, given, carry);
 }
 
 /* (4) or (6) for a matrix whose channels are all done in T */

@@ -419,6 +419,26 @@ def test_an_inference_row_alone_is_the_row_in_a_batch(rng, dtype):
     assert plain[:, others].tobytes() == y[:, others].tobytes()
 
 
+@both_types
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 11])
+def test_rows_that_share_sets_of_the_cache(rng, dtype, rows):
+    """Rows a page apart and out at the page offset of x are written two rows at a time, other outputs four."""
+    channels = 4096 // np.dtype(dtype).itemsize
+    x, dy = (rng.standard_normal((rows + 1, channels)).astype(dtype) for _ in range(2))
+    mean, var, weight, bias = rng.standard_normal((4, channels)).astype(dtype) ** 2
+    stats = cnorm.batch_norm(x, return_stats=True)[1]
+    elsewhere = np.empty(x.size + 2048, dtype)
+    start = (x.ctypes.data + 2048 - elsewhere.ctypes.data) % 4096 // x.itemsize
+    far = elsewhere[start : start + x.size].reshape(x.shape)
+    for norm in (
+        lambda x, out: cnorm.batch_norm_inference(x, mean, var, weight, bias, out=out),
+        lambda x, out: cnorm.batch_norm(x, weight, bias, out=out),
+        lambda x, out: cnorm.batch_norm_backward(dy, x, weight, stats, out=(out, None, None))[0],
+    ):
+        near = x.copy()
+        assert norm(near, near).tobytes() == norm(x, far).tobytes()
+
+
 def test_rejects_one_element_per_channel():
     for x in np.ones((1, 5), np.float32), np.ones((0, 5)), np.ones((1, 5, 1), np.float32):
         with pytest.raises(ValueError, match=r"more than one number per channel in training.*every output the bias"):
