@@ -10,11 +10,6 @@
  * then hold: no conversion instruction, branch or table is needed. Beyond the clamps the result in
  * float32 equals its limit.
  */
-#ifndef CNORM_ACTIVATION_INL_H
-#define CNORM_ACTIVATION_INL_H
-
-#include "kernels.h"
-#include "tuning.h"
 
 enum { TOGETHER = 4 }; /* vectors of float whose steps alternate in `activate` */
 
@@ -100,6 +95,23 @@ static NOINLINE f32v tanh_v(f32v x)
     return x;
 }
 
+/* their derivatives, from their results */
+INLINE f32v sigmoid_slope(f32v s) { return s * (1.0f - s); }
+INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
+
+/* sigmoid, tanh or ReLU, and dy times its derivative */
+INLINE f32v activated(cnorm_activation f, f32v a)
+{
+    if (f == CNORM_ACTIVATION_TANH) return tanh_v(a);
+    if (f == CNORM_ACTIVATION_SIGMOID) return sigmoid_v(a);
+    return (f32v)((i32v)a & ~(i32v)(a < splat_f32(0))); /* NaN stays NaN */
+}
+INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
+{
+    if (f == CNORM_ACTIVATION_RELU) return (f32v)((i32v)dy & (i32v)(a > splat_f32(0)));
+    return f == CNORM_ACTIVATION_TANH ? dy * tanh_slope(tanh_v(a)) : dy * sigmoid_slope(sigmoid_v(a));
+}
+
 /* y [n] = f(x [n]); y may be x */
 INLINE void activate_array(cnorm_activation f, ptrdiff_t n, const float *x, float *y)
 {
@@ -120,5 +132,3 @@ INLINE void activate_array(cnorm_activation f, ptrdiff_t n, const float *x, floa
 
 static void sigmoid_f32(ptrdiff_t n, const float *x, float *y) { activate_array(CNORM_ACTIVATION_SIGMOID, n, x, y); }
 static void tanh_f32(ptrdiff_t n, const float *x, float *y) { activate_array(CNORM_ACTIVATION_TANH, n, x, y); }
-
-#endif

@@ -1,10 +1,6 @@
 /* Channels of batch_norm.inl.h that are done in float64. In a matrix (space = 1) LANES_F64 channels are read at a time,
  * one in each lane; otherwise each run of `space` elements is one of row_float64.inl.h. Included once, for float32 and
  * float64. */
-#ifndef CNORM_BATCH_FLOAT64_INL_H
-#define CNORM_BATCH_FLOAT64_INL_H
-
-#include "row_float64.inl.h"
 
 /* How a channel is computed: in T; in float64; while statistics are computed also: its sums in T are to be taken again,
  * about its mean; its statistics are still to be computed in float64 */
@@ -188,5 +184,3 @@ static NOINLINE void f64_write_view(const volume *v, const f64_view *view, ptrdi
     if (backward) of_lanes = wide_gradient_of(d, count);
     f64_write(view, &e, backward ? &of_lanes : NULL);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Batch norm of half types. A strip of channels is widened to float32 in scratch, computed there in place by the
  * float32 kernel, and rounded. A channel's result depends on no other channel, so the width of a strip changes no
- * bit. An instance of batch_norm.inl.h for each half type would add 50 KB of code per instruction set. Included once
- * for each half type. */
+ * bit. An instance of batch_norm.inl.h for each half type would add 50 KB of code per instruction set. */
 
 /* rows x [n], `stride` elements apart, widened to y [rows, n], contiguous, and back */
 static NOINLINE void FN(widen_rows)(ptrdiff_t rows, ptrdiff_t n, const X *x, ptrdiff_t stride, T *y)

@@ -8,12 +8,6 @@
  * A row of zx or zh is the products, then the rstd of its gates (input_row_floats, state_row_floats in kernels.h).
  * Gates are padded to CNORM_GATE_PAD units; padding is zero in weights, gains and biases, and stays zero in the state.
  */
-#ifndef CNORM_CELL_INL_H
-#define CNORM_CELL_INL_H
-
-#include "cell_gates.inl.h"
-#include "matmul.inl.h"
-#include "product_float64.inl.h"
 
 /* (3): the rstd of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64
  * path z becomes z rstd and the stored rstd is 1. The rstd in float64, which the backward pass needs, is stored from
@@ -122,5 +116,3 @@ static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, 
             store_first_f32(y + s * y_stride + j, units - j, load_f32(scratch + s * row + j) + bias);
         }
 }
-
-#endif

@@ -2,21 +2,6 @@
  * is in scope_backward.inl.h, (10) and (11) are in rnn/backward.c. The gates of an LSTM are on the tape, those of
  * other cells are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays
  * zero in every gradient. */
-#ifndef CNORM_CELL_BACKWARD_INL_H
-#define CNORM_CELL_BACKWARD_INL_H
-
-#include "outer_product.inl.h"
-#include "product_backward.inl.h"
-#include "scope_backward.inl.h"
-
-static void layer_norm_backward_f32(const cnorm_norm_backward *call); /* layer_norm_backward.inl.h */
-static void add_f32(ptrdiff_t n, float *into, const float *from);     /* arrays.inl.h */
-
-INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
-{
-    if (f == CNORM_ACTIVATION_RELU) return (f32v)((i32v)dy & (i32v)(a > splat_f32(0)));
-    return f == CNORM_ACTIVATION_TANH ? dy * tanh_slope(tanh_v(a)) : dy * sigmoid_slope(sigmoid_v(a));
-}
 
 /* the pre-activation of a gate, recomputed from the products on the tape */
 INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
@@ -214,5 +199,3 @@ static void cell_backward(const cnorm_cell_backward *call)
         for (ptrdiff_t s = 0; s < n; ++s) gru_reset_before_backward(&rows[s]);
     }
 }
-
-#endif

@@ -1,13 +1,5 @@
 /* The functions of a cell: of its gates, s in cnorm_cell, and of its candidate and output, tanh. Cells with sigmoid
  * and tanh go through `activate`; others call the kernel of the layer `activation` for each vector. */
-#ifndef CNORM_CELL_FUNCTIONS_INL_H
-#define CNORM_CELL_FUNCTIONS_INL_H
-
-#include "activation.inl.h"
-#include "kernels.h"
-
-static void activation_f32(const cnorm_elementwise *is, const float *x, float *y); /* elementwise.inl.h */
-static void activation_backward_f32(const cnorm_elementwise *is, const float *x, const float *dy, float *dx);
 
 enum { OF_STATE, OF_GATE };
 
@@ -62,5 +54,3 @@ INLINE void clear_padding(const cnorm_cell *cell, float *v)
     if (usual_functions(cell)) return;
     for (ptrdiff_t j = cell->weight_x.units; j < padded_units(cell->weight_x.units); ++j) v[j] = 0;
 }
-
-#endif

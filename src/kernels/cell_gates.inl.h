@@ -1,13 +1,4 @@
 /* (4) of cell.inl.h: gates and state of one stream from its products, for each kind of cell. */
-#ifndef CNORM_CELL_GATES_INL_H
-#define CNORM_CELL_GATES_INL_H
-
-#include <math.h>
-
-#include "cell_functions.inl.h"
-#include "kernels.h"
-
-static void layer_norm_f32(const cnorm_norm *call); /* layer_norm.inl.h */
 
 /* |v| < 2^-100 becomes 0: a decaying state such as 0.9 c would otherwise stay at a subnormal for ever */
 INLINE f32v without_tiny(f32v v)
@@ -179,13 +170,6 @@ static void gru_reset_before_state(const cnorm_cell *cell, const float *zx, cons
     clear_padding(cell, h);
 }
 
-INLINE f32v activated(cnorm_activation f, f32v a)
-{
-    if (f == CNORM_ACTIVATION_TANH) return tanh_v(a);
-    if (f == CNORM_ACTIVATION_SIGMOID) return sigmoid_v(a);
-    return (f32v)((i32v)a & ~(i32v)(a < splat_f32(0))); /* NaN stays NaN */
-}
-
 static void rnn_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
@@ -197,5 +181,3 @@ static void rnn_row(const gate_inputs *in, float *h)
     }
     for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
 }
-
-#endif

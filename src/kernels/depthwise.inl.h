@@ -2,12 +2,6 @@
  *   (1) taps in blocks of 16: block = the products kernel[t, c] x[t, c], added in order of t
  *   (2) y[c] = the blocks, added in order, + bias[c]
  */
-#ifndef CNORM_DEPTHWISE_INL_H
-#define CNORM_DEPTHWISE_INL_H
-
-#include "../simd/vector.h"
-#include "kernels.h"
-#include "tuning.h"
 
 enum { CHAINS = 4 }; /* vectors of channels at a time, whose additions do not wait for one another */
 
@@ -52,5 +46,3 @@ static void depthwise(const cnorm_conv *conv, const cnorm_tap_rows *x, float *y)
     for (; c + CHAINS * VL_F32 <= conv->channels; c += CHAINS * VL_F32) depthwise_vectors(conv, x, c, CHAINS, y);
     for (; c < conv->channels; c += VL_F32) depthwise_vectors(conv, x, c, 1, y);
 }
-
-#endif

@@ -13,8 +13,6 @@
  * Sums over fields are those of field_sums.inl.h.
  */
 
-#include "field_sums.inl.h"
-
 /* the loop over vectors at i of a row [n], and the loads and stores of its arrays */
 #define EACH_OF_ROW(i) for (ptrdiff_t i = 0; i < n; i += VL_F64)
 #define AT(array) load_first_f64((array) + i, n - i)

@@ -1,11 +1,6 @@
 /* The layer `activation`, forward and backward: loops over the functions of activation.inl.h and functions.inl.h, and
  * softmax over a frame: y = exp(x - m) / sum exp(x - m), m = max x, in float64, summed in virtual lanes and rounded
  * once; dx = y (dy - sum dy y). */
-#ifndef CNORM_ELEMENTWISE_INL_H
-#define CNORM_ELEMENTWISE_INL_H
-
-#include "cell_backward.inl.h"
-#include "functions.inl.h"
 
 #define FUNCTIONS(X)                                                                                                   \
     X(ELU, elu(is, v))                                                                                                 \
@@ -129,5 +124,3 @@ static void activation_backward_f32(const cnorm_elementwise *is, const float *x,
 }
 
 #undef FUNCTIONS
-
-#endif

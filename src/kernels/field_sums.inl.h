@@ -4,10 +4,6 @@
  * rounding errors of large elements stay within their fields. Sums are compensated (two_sum), so that a mean far above
  * the deviation costs no accuracy.
  */
-#ifndef CNORM_FIELD_SUMS_INL_H
-#define CNORM_FIELD_SUMS_INL_H
-
-#include "../simd/vector.h"
 
 /* sum + error = a + b exactly (Knuth 1969) */
 INLINE double two_sum(double a, double b, double *error)
@@ -61,5 +57,3 @@ static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *s
         }
     }
 }
-
-#endif

@@ -7,10 +7,6 @@
  *   (5) Phi(-a) = exp(-a^2 / 2) G((a - 4) / (a + 4))   for 0 <= a <= 14.5; relative error of G below 2^-36
  * Phi is the normal distribution. P and G interpolate at Chebyshev nodes. Beyond the clamps a result in float32 is its
  * limit. Where a function has a kink, the derivative is that of the left, as PyTorch has it. */
-#ifndef CNORM_FUNCTIONS_INL_H
-#define CNORM_FUNCTIONS_INL_H
-
-#include "activation.inl.h"
 
 typedef struct dual {
     f64v y, slope; /* f(x), f'(x) */
@@ -151,5 +147,3 @@ INLINE dual clipping(const cnorm_elementwise *is, f64v x)
     const i64v inside = (i64v)(x > splat_f64(low)) & (i64v)(x < splat_f64(high));
     return (dual){within(x, low, high), select_f64(inside, splat_f64(1), splat_f64(0))};
 }
-
-#endif

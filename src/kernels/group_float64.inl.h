@@ -1,9 +1,5 @@
 /* Rows and groups in float64: (3) to (6) of layer_norm.inl.h, layer_norm_backward.inl.h and group_norm.inl.h, for those
  * whose xhat, dx or sums leave the range of T. Included once, for all storage types. */
-#ifndef CNORM_GROUP_FLOAT64_INL_H
-#define CNORM_GROUP_FLOAT64_INL_H
-
-#include "row_float64.inl.h"
 
 /* One group of one sample, all pointers at its first element; a row of layer norm is a group with space = 1 */
 typedef struct {
@@ -92,5 +88,3 @@ static NOINLINE void f64_group_backward(channel_group g, const void *st, int add
         f64_write(&view, &lanes, &d);
     }
 }
-
-#endif

@@ -1,15 +1,21 @@
 /* Every kernel body, compiled for the instruction set of the file that includes this one.
- * That file defines CNORM_ISA, its name, and checks that the compiler flags enable it. */
+ * That file defines CNORM_ISA, its name, and checks that the compiler flags enable it. Bodies include nothing: they are
+ * included here, in the order in which they call one another. */
 #include <math.h>
 
+#include "../checks.h"
+#include "../int8/backends.h"
 #include "../simd/storage.h"
-#include "../simd/vector.h"
-#include "kernels.h"
+#include "backward.h"
 #include "tuning.h"
 
-#include "batch_float64.inl.h"
+#include "wide.inl.h"
+#include "view_float64.inl.h"
+#include "row_float64.inl.h"
 #include "group_float64.inl.h"
+#include "batch_float64.inl.h"
 #include "weight_float64.inl.h"
+#include "field_sums.inl.h"
 
 /* lanes of a vector of T, and its virtual lanes */
 #define VL (VECTOR_BYTES / (int)sizeof(T))
@@ -29,8 +35,14 @@
 #define DTYPE CNORM_F64
 #define FN(name) name##_f64
 #include "norms.inl.h"
-#include "undefine_storage.h"
-#include "undefine_type.h"
+#undef T
+#undef V
+#undef TN
+#undef Q_MAX
+#undef Q_MIN
+#undef RSTD_MIN
+#undef RSTD_MAX
+#undef SUM_MAX
 
 #define T float
 #define V f32v
@@ -45,26 +57,31 @@
 #define DTYPE CNORM_F32
 #define FN(name) name##_f32
 #include "norms.inl.h"
-#include "undefine_storage.h"
+#define HALF_TYPE
 #define X uint16_t
 #define DTYPE CNORM_F16
 #define FN(name) name##_f16
-#include "row_norms.inl.h"
-#include "batch_norm_half.inl.h"
-#include "undefine_storage.h"
+#include "norms.inl.h"
 #define X uint16_t
 #define DTYPE CNORM_BF16
 #define FN(name) name##_bf16
-#include "row_norms.inl.h"
-#include "batch_norm_half.inl.h"
-#include "undefine_storage.h"
-#include "undefine_type.h"
+#include "norms.inl.h"
 
 #include "activation.inl.h"
+#include "functions.inl.h"
+#include "elementwise.inl.h"
+#include "matvec_int8.inl.h"
+#include "matvec.inl.h"
+#include "matmul.inl.h"
+#include "product_float64.inl.h"
+#include "product_backward.inl.h"
+#include "outer_product.inl.h"
+#include "cell_functions.inl.h"
+#include "cell_gates.inl.h"
 #include "cell.inl.h"
+#include "scope_backward.inl.h"
 #include "cell_backward.inl.h"
 #include "depthwise.inl.h"
-#include "elementwise.inl.h"
 
 /* Whether fma_f32 rounds once, and this code was compiled without contraction to FMA and without reassociation: false
  * where an embedder's flags, such as clang's -ffp-contract=fast, override the pragmas of vector.h. dispatch.c then does

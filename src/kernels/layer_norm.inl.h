@@ -13,8 +13,6 @@
  *   (4) y = (d - delta) rstd gain + bias (sink.inl.h)
  * The mean stays the unevaluated pair K + delta: rounding it to one T would be the largest error of this computation.
  * RMS norm takes K = delta = 0 and var = Q/n; only the range of Q can send it to (3).
- *
- * Included once per storage type X with its compute type T.
  */
 
 /* Places gain and bias for rows of at most CACHED elements: copies at the page offset of y and at the lane offset of

@@ -2,13 +2,6 @@
  * weights are read once: a strip of two vectors of lanes, which stays in the caches, serves all vectors before the next
  * is read.
  */
-#ifndef CNORM_MATMUL_INL_H
-#define CNORM_MATMUL_INL_H
-
-#include <math.h>
-
-#include "matvec.inl.h"
-#include "wide.inl.h"
 
 enum {
     MANY = VECTOR_BYTES == 64 ? 12 : 4, /* vectors at a time: two accumulators of each must fit in registers */
@@ -214,5 +207,3 @@ static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x
     }
     return products_of(w, n, x, add, z, z_stride, scratch);
 }
-
-#endif

@@ -8,13 +8,6 @@
  * so the order of every sum is fixed by the shape alone, however many vectors there are. Blocks keep the largest
  * error of 2,000 sums of 1024 normal products at 8.6e-7 of the sums' root mean square, instead of 3.9e-6.
  */
-#ifndef CNORM_MATVEC_INL_H
-#define CNORM_MATVEC_INL_H
-
-#include "../simd/storage.h"
-#include "kernels.h"
-#include "matvec_int8.inl.h"
-#include "tuning.h"
 
 /* Keeps `values` in memory, so that all accumulators stay in registers: otherwise GCC spills one of them, at half the
  * speed (Zen 4, 2026-11-21). */
@@ -108,5 +101,3 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
 {
     return w->type == CNORM_WEIGHT_F16 ? product_f16(w, x, add, z) : product_of(w, 0, x, add, z);
 }
-
-#endif

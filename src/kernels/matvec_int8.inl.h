@@ -6,14 +6,6 @@
  * Integer sums are exact in any order and +, *, / are correctly rounded, so the bits are the same on every instruction
  * set. |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer.
  */
-#ifndef CNORM_MATVEC_INT8_INL_H
-#define CNORM_MATVEC_INT8_INL_H
-
-#include <math.h>
-
-#include "../int8/backends.h"
-#include "../simd/vector.h"
-#include "tuning.h"
 
 /* panels of int8 weights: float scale [packed rows], then the weights as backends.h lays them out */
 INLINE const uint8_t *int8_weights(const cnorm_matrix *w) { return (const uint8_t *)w->panels + 4 * packed_rows(w); }
@@ -150,5 +142,3 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
         scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
     return n == 1 ? sum_of_squares(z, packed_rows(w)) : -1;
 }
-
-#endif

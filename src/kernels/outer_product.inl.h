@@ -5,11 +5,6 @@
  * columns stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load.
  * The next tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched.
  */
-#ifndef CNORM_OUTER_PRODUCT_INL_H
-#define CNORM_OUTER_PRODUCT_INL_H
-
-#include "backward.h"
-#include "matmul.inl.h"
 
 enum { TILE_ROWS = VECTOR_BYTES == 64 ? 8 : 4 }; /* of dW, a divisor of PANEL */
 
@@ -93,5 +88,3 @@ static void outer_products(const cnorm_outer *call)
             }
         }
 }
-
-#endif

@@ -4,11 +4,6 @@
  *       of 8 panels; the halving tree adds up the lanes
  * The order of every sum is fixed by the shape alone.
  */
-#ifndef CNORM_PRODUCT_BACKWARD_INL_H
-#define CNORM_PRODUCT_BACKWARD_INL_H
-
-#include "backward.h"
-#include "matvec.inl.h"
 
 enum {
     HALF_PANEL = PANEL / 2,
@@ -155,5 +150,3 @@ static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d
             }
         }
 }
-
-#endif

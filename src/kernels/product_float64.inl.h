@@ -1,9 +1,4 @@
 /* The float64 path of a cell's products, for groups whose squares leave the range of float32. */
-#ifndef CNORM_PRODUCT_FLOAT64_INL_H
-#define CNORM_PRODUCT_FLOAT64_INL_H
-
-#include "matvec.inl.h"
-#include "wide.inl.h"
 
 /* W x + inside */
 typedef struct product_term {
@@ -114,5 +109,3 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
     f64_multiply(z, rows, finite ? rstd * power_of_two(exponent) : rstd);
     return rstd;
 }
-
-#endif

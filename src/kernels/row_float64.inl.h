@@ -3,10 +3,6 @@
  *
  * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range. Sums are those of
  * view_float64.inl.h. */
-#ifndef CNORM_ROW_FLOAT64_INL_H
-#define CNORM_ROW_FLOAT64_INL_H
-
-#include "view_float64.inl.h"
 
 /* The smallest and largest normal numbers of the compute type, and the largest rstd at which the mean K + delta has
  * lost no bits that matter to subnormals */
@@ -150,5 +146,3 @@ static NOINLINE void f64_write(const f64_view *view, const wide_stats *e, const 
         store_out(b, out);
     }
 }
-
-#endif

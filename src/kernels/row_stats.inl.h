@@ -1,5 +1,4 @@
-/* (1) and (2) of layer_norm.inl.h: the statistics of a row from one or two sweeps, and the guard that accepts them.
- * Included once per storage type X. */
+/* (1) and (2) of layer_norm.inl.h: the statistics of a row from one or two sweeps, and the guard that accepts them. */
 
 /* The guard: (mean - K)^2 <= var, both times n (squared_mean, m2), and Q has neither overflowed nor lost bits to
  * subnormals that matter beside eps. Comparisons with NaN are false, so NaN fails it. */

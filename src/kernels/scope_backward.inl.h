@@ -1,10 +1,5 @@
 /* From the gradient of a cell's pre-activations to that of its two products: equation (9) of cnorm_train.h, in its
  * notation. Padding stays zero in every gradient. */
-#ifndef CNORM_SCOPE_BACKWARD_INL_H
-#define CNORM_SCOPE_BACKWARD_INL_H
-
-#include "backward.h"
-#include "cell.inl.h"
 
 /* the inputs, outputs and scratch of one row of a batch */
 typedef struct row_backward {
@@ -18,9 +13,6 @@ typedef struct row_backward {
     vector_sums at;
     ptrdiff_t width;
 } row_backward;
-
-INLINE f32v sigmoid_slope(f32v s) { return s * (1.0f - s); }
-INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
 
 INLINE void add_to(float *sum, f32v v) { store_f32(sum, load_f32(sum) + v); }
 
@@ -110,5 +102,3 @@ static void scope_backward(const row_backward *row, const float *reset)
     }
     if (cell->scope == CNORM_SCOPE_SUM) memcpy(row->zx, row->zh, (size_t)length * sizeof *da);
 }
-
-#endif

@@ -1,5 +1,5 @@
 /* Vectors of T from and to rows of the storage type X, by ordinary or by non-temporal stores; and (4) of
- * layer_norm.inl.h. Included once per storage type.
+ * layer_norm.inl.h.
  *
  * Non-temporal stores bypass the caches: a line that is written whole is not read first. They work on whole aligned
  * vectors. The partial vector that one row ends in and the next begins in is carried in a register until it is

@@ -1,4 +1,4 @@
-/* The two sums over a row in one sweep, with the same bits for every vector width. Included once per storage type X.
+/* The two sums over a row in one sweep, with the same bits for every vector width.
  *
  *   forward    a = sum d,  b = sum d^2       of d = x - K
  *   backward   a = sum g,  b = sum g xhat    of g = dy gain, xhat = ((x - K) - delta) rstd

@@ -4,11 +4,6 @@
  *
  * Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a halving tree
  * adds up the lanes every FOLD elements. */
-#ifndef CNORM_VIEW_FLOAT64_INL_H
-#define CNORM_VIEW_FLOAT64_INL_H
-
-#include "../checks.h"
-#include "wide.inl.h"
 
 /* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used.
  * A run of n elements is a view with step = LANES_F64. A view of n <= LANES_F64 columns has step 0, and its sums
@@ -205,5 +200,3 @@ static NOINLINE row_sums f64_run_sums(const f64_view *view, const f64_stats *sta
     }
     return sums;
 }
-
-#endif

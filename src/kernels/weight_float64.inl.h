@@ -1,8 +1,4 @@
 /* Rows of weight_norm.inl.h in float64, scaled by a power of two. Included once, for both types. */
-#ifndef CNORM_WEIGHT_FLOAT64_INL_H
-#define CNORM_WEIGHT_FLOAT64_INL_H
-
-#include "row_float64.inl.h"
 
 /* Statistics about 0 whose rstd is 1/|w scale|, or 0 for a row of zeros */
 static NOINLINE f64_stats f64_norm_of(cnorm_dtype type, const void *w, ptrdiff_t n)
@@ -53,5 +49,3 @@ static NOINLINE double f64_weight_backward(f64_view view, double g)
     f64_write(&view, &lanes, &d);
     return sum / view.dy_scale;
 }
-
-#endif

@@ -1,12 +1,5 @@
 /* float64 numbers in the virtual lanes: LANES_F64 of them, in LANE_VECTORS vectors. The float64 paths are written with
  * them, so that a lane's sum has one order on every instruction set. Included once. */
-#ifndef CNORM_WIDE_INL_H
-#define CNORM_WIDE_INL_H
-
-#include <math.h>
-
-#include "../simd/storage.h"
-#include "tuning.h"
 
 INLINE double larger_finite(double a, double b)
 {
@@ -173,5 +166,3 @@ INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int 
     return (f64_gradient){G, H, inverse * power_of_two(-of_rstd), power_of_two(power / 3),
                           power_of_two(power - power / 3 * 2)};
 }
-
-#endif
