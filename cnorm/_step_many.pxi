@@ -60,7 +60,7 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     cdef float *py
     cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
     cdef bint release = net.macs * n * steps > RELEASE_GIL_ABOVE_MACS
-    cdef long process = os.getpid() if release else 0
+    cdef long process = PROCESS if release else 0
     cdef Stream stream
     cdef cnorm_status status
     if net.tokens:

@@ -7,6 +7,19 @@ cdef extern from "Python.h":
     void PyObject_GC_Track(object)
 
 
+cdef long PROCESS = 0  # the id of this process: `os.getpid` is a system call, 0.6 us in a virtual machine
+
+
+def _set_process():
+    global PROCESS
+    PROCESS = os.getpid()
+
+
+_set_process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_set_process)
+
+
 @cython.no_gc_clear  # a finaliser may still use a stream, so its members are not cleared before
 cdef class Stream:
     """One sequence that a `Model` processes step by step: a recurrent state, used by one thread at a time.
@@ -59,11 +72,9 @@ cdef class Stream:
         If the process was forked while another thread held it, that thread does not exist in the child and the state
         may be half-written: then only calls that replace the whole state may take over the lock.
         """
-        cdef long process
         if try_lock(&self.busy):
             return 0
-        process = os.getpid()
-        if self.owner == 0 or self.owner == process:  # from here to the end the GIL is held
+        if self.owner == 0 or self.owner == PROCESS:  # from here to the end the GIL is held
             raise RuntimeError("this stream is in use by another thread; give each thread a stream of its own")
         if not replaces_state:
             raise RuntimeError("this stream was in use by another thread when the process forked, and its state may be "
@@ -80,7 +91,6 @@ cdef class Stream:
         cdef Network net = self.network
         cdef cnorm_frames call
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
-        cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
         if net.tokens:
             net.check_frames(x)
@@ -90,7 +100,7 @@ cdef class Stream:
         call.x, call.y = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)
         call.state, call.scratch = self.state_, <float *>cnp.PyArray_DATA(scratch)
         self.enter()  # nothing between this and `leave` may raise
-        self.owner = process
+        self.owner = PROCESS if release else 0
         if release:
             with nogil:
                 status = cnorm_run(&call)
