@@ -256,7 +256,12 @@ class Joined:
             return
         if len(index) < self.size:
             self._sized()
-            self._slice(self._name(), int(index[0]), int(index[-1]) + 1)
+            first, last = int(index[0]), self.layers[-1]
+            if isinstance(last, cnorm.Slice) and last.name is None:  # nothing else reads it
+                self.layers.pop()
+                self._slice(last.of, last.start + first, last.start + first + len(index))
+            else:
+                self._slice(self._name(), first, first + len(index))
         if (factor != 1).any():
             self.layers.append(cnorm.Scale(factor))
 

@@ -102,6 +102,22 @@ def test_the_frame_itself_is_joined(operator, tmp_path, rng):
     assert found.report.ok
 
 
+def test_a_part_of_an_earlier_result_is_one_slice(tmp_path, rng):
+    """The halves of a convolution's channels, one the gate of the other."""
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Split", "a", "left right", axis=1),
+        node("Tanh", "left", "l"),
+        node("Sigmoid", "right", "r"),
+        node("Mul", "l r", "y"),
+    ]
+    ends = {"x": [1, 2, 7]}, {"y": [1, 2, 5]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, {"w": normal(rng, 4, 2, 3)}, opset=13))
+    kinds = ["Conv1d", "Slice", "Activation", "Slice", "Activation", "Multiply"]
+    assert [layer.kind for layer in found.model.layers] == kinds
+    assert found.report.ok
+
+
 @pytest.mark.parametrize("state", [False, True])
 def test_several_outputs(state, tmp_path, rng):
     """A mask, the masked encoder and a second head: y is all of them, with their names."""
