@@ -122,12 +122,12 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(batch
     if (lane_offset || end < n) FN(write_column_edges)(batch, first, rows, backward, lane_offset, carry);
 }
 
-/* Whether rows of x and out compete for the eight ways of the same sets of L1: they lie a multiple of PAGE_BYTES apart,
- * and out begins within an eighth page of x modulo PAGE_BYTES, as large arrays of one allocator do */
+/* Whether rows of two of the arrays compete for the eight ways of the same sets of L1, as large arrays of one allocator
+ * do: the rows lie a multiple of PAGE_BYTES apart */
 INLINE int FN(rows_share_sets)(const volume *v)
 {
-    const uintptr_t from_x = (uintptr_t)v->out - (uintptr_t)v->x + PAGE_BYTES / 8;
-    return v->x_stride * (ptrdiff_t)sizeof(X) % PAGE_BYTES == 0 && from_x % PAGE_BYTES < PAGE_BYTES / 4;
+    if (v->x_stride * (ptrdiff_t)sizeof(X) % PAGE_BYTES) return 0;
+    return near_in_page(v->out, v->x) || (v->dy && (near_in_page(v->out, v->dy) || near_in_page(v->x, v->dy)));
 }
 
 /* (4) or (6) for all rows, four at a time, or two where four would be evicted; forward with non-temporal stores one at

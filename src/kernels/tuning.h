@@ -68,4 +68,10 @@ INLINE ptrdiff_t offset_matching(const void *buffer, const void *p)
     return (ptrdiff_t)(((uintptr_t)p - (uintptr_t)buffer) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
 }
 
+/* Whether p and q lie within an eighth page of each other modulo PAGE_BYTES */
+INLINE int near_in_page(const void *p, const void *q)
+{
+    return ((uintptr_t)p - (uintptr_t)q + PAGE_BYTES / 8) % PAGE_BYTES < PAGE_BYTES / 4;
+}
+
 #endif
