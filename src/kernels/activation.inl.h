@@ -27,8 +27,6 @@ INLINE f32v clipped_backward(f32v v, float limit, f32v dy)
     return (f32v)((i32v)dy & ~clips);
 }
 
-#define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < (count); ++i)
-
 /* (1), (2) for n <= 2 TOGETHER vectors, |t| <= 150: t becomes p, and scale 2^k; NaN stays NaN */
 INLINE void reduced_each(int n, f64v *t, f64v *scale)
 {
@@ -63,21 +61,18 @@ INLINE void activate(int count, const cnorm_activation *f, f32v *x)
 {
     const i32v sign = (i32v)splat_f32(-0.0f);
     f64v t[2 * TOGETHER];
-    EACH(i, count)
-    {
+    EACH(i, count) {
         const int tanh = f[i] == CNORM_ACTIVATION_TANH;
         const f32v magnitude = (f32v)((i32v)x[i] & ~sign);
         const f32v a = tanh ? smaller_f32(splat_f32(10), magnitude) * -2.0f : -clipped(x[i], 104);
         t[2 * i] = widen_lo(a), t[2 * i + 1] = widen_hi(a);
     }
     expm1_each(2 * count, t);
-    EACH(i, 2 * count)
-    {
+    EACH(i, 2 * count) {
         const f64v numerator = f[i / 2] == CNORM_ACTIVATION_TANH ? -t[i] : splat_f64(1);
         t[i] = numerator / (2.0 + t[i]); /* (4), (5) */
     }
-    EACH(i, count)
-    {
+    EACH(i, count) {
         const f32v y = narrow(t[2 * i], t[2 * i + 1]);
         x[i] = f[i] == CNORM_ACTIVATION_TANH ? (f32v)(((i32v)y & ~sign) | ((i32v)x[i] & sign)) : y;
     }

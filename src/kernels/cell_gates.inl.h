@@ -56,12 +56,10 @@ INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[LSTM_GATES];
-#pragma GCC unroll 4
-        for (int g = 0; g < LSTM_GATES; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
+        EACH(g, LSTM_GATES) gate[g] = preactivation(in, scope, g, g * width + j);
         apply_functions(in->cell, LSTM_GATES, gate);
         store_f32(c + j, without_tiny(gate[LSTM_F] * load_f32(c + j) + gate[LSTM_I] * gate[LSTM_G]));
-#pragma GCC unroll 4
-        for (int g = 0; g < LSTM_GATES; ++g) store_f32(gates + g * width + j, gate[g]);
+        EACH(g, LSTM_GATES) store_f32(gates + g * width + j, gate[g]);
     }
 }
 

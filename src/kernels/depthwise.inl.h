@@ -18,11 +18,9 @@ INLINE void tap_block(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t
                       f32v block[CHAINS])
 {
     const ptrdiff_t end = t + BLOCK < conv->taps ? t + BLOCK : conv->taps;
-#pragma GCC unroll 4
-    for (int i = 0; i < count; ++i) block[i] = tap_product(conv, x, t, c + i * VL_F32, count > 1);
+    EACH(i, count) block[i] = tap_product(conv, x, t, c + i * VL_F32, count > 1);
     for (++t; t < end; ++t)
-#pragma GCC unroll 4
-        for (int i = 0; i < count; ++i) block[i] += tap_product(conv, x, t, c + i * VL_F32, count > 1);
+        EACH(i, count) block[i] += tap_product(conv, x, t, c + i * VL_F32, count > 1);
 }
 
 INLINE void depthwise_vectors(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t c, int count, float *y)

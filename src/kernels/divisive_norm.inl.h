@@ -32,8 +32,7 @@ static double TN(divisive_parts)(const cnorm_divisive *call, const T *x, double 
     const double sigma = call->sigma * scale;
     EACH_OF_ROW(i) PUT(v, AT(v) * scale);
     field_sums(n, mean_radius, v, sum, error, work + 2 * n);
-    EACH_OF_ROW(i)
-    {
+    EACH_OF_ROW(i) {
         const f64v size = field_sizes(n, i, mean_radius), mean = (AT(sum) + AT(error)) / size;
         /* the upper half of the mean's bits (Dekker's split): its product with the size is exact */
         const f64v up = mean * 0x1.0000002p27, upper = up - (up - mean);
@@ -42,8 +41,7 @@ static double TN(divisive_parts)(const cnorm_divisive *call, const T *x, double 
         PUT(inverse, deviation * deviation);
     }
     field_sums(n, radius, inverse, sum, error, work + 2 * n);
-    EACH_OF_ROW(i)
-    {
+    EACH_OF_ROW(i) {
         const f64v var = sigma * sigma + (AT(sum) + AT(error)) / field_sizes(n, i, radius);
         PUT(inverse, (f64v)((i64v)(1.0 / sqrt_f64(var)) & (i64v)(var != splat_f64(0))));
     }
@@ -74,8 +72,7 @@ static void TN(divisive_norm_backward)(const cnorm_divisive *call)
         const T *of_row = (const T *)call->dy + row * call->dy_stride;
         const double scale = TN(divisive_parts)(call, (const T *)call->x + row * call->x_stride, v, inverse, sum);
         double of_sigma = 0;
-        EACH_OF_ROW(i)
-        {
+        EACH_OF_ROW(i) {
             const f64v dy = OF_T(of_row), z = AT(v) * AT(inverse), g = dy * PARAM(gain, 1);
             PUT(dgain, AT(dgain) + dy * z);
             PUT(dbias, AT(dbias) + dy);
@@ -85,8 +82,7 @@ static void TN(divisive_norm_backward)(const cnorm_divisive *call)
         dsigma -= sigma * scale * of_sigma * scale;
         EACH_OF_ROW(i) PUT(terms, AT(terms) / field_sizes(n, i, radius));
         field_sums(n, radius, terms, sum, error, work);
-        EACH_OF_ROW(i)
-        {
+        EACH_OF_ROW(i) {
             const f64v g = OF_T(of_row) * PARAM(gain, 1);
             PUT(v, g * AT(inverse) - AT(v) * (AT(sum) + AT(error)));
             PUT(terms, AT(v) / field_sizes(n, i, mean_radius));

@@ -83,8 +83,7 @@ INLINE void each_element(const cnorm_elementwise *is, const float *x, const floa
         for (ptrdiff_t i = 0; i < n; i += VL_F32) {                                                                    \
             const f32v of_x = load_first_f32(x + i, n - i), d = backward ? load_first_f32(dy + i, n - i) : of_x;       \
             f64v half[2] = {widen_lo(of_x), widen_hi(of_x)};                                                           \
-            EACH(k, 2)                                                                                                 \
-            {                                                                                                          \
+            EACH(k, 2) {                                                                                               \
                 const f64v v = half[k];                                                                                \
                 half[k] = backward ? (function).slope * (k ? widen_hi(d) : widen_lo(d)) : (function).y;                \
             }                                                                                                          \

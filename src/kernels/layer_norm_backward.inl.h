@@ -55,10 +55,8 @@ INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int 
     for (ptrdiff_t j = -to_dx->lane_offset; j < row->n; j += VL) {
         for (; j >= 0 && j + UNROLL * VL <= row->n; j += UNROLL * VL) {
             FN(dx_vector) v[UNROLL];
-#pragma GCC unroll 4
-            for (int i = 0; i < UNROLL; ++i) v[i] = FN(dx_vector_at)(row, to_dx, j + i * VL, 0, VL, mode);
-#pragma GCC unroll 4
-            for (int i = 0; i < UNROLL; ++i) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
+            EACH(i, UNROLL) v[i] = FN(dx_vector_at)(row, to_dx, j + i * VL, 0, VL, mode);
+            EACH(i, UNROLL) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
         }
         if (j >= row->n) return;
         const ptrdiff_t from = j < 0 ? -j : 0, to = row->n - j < VL ? row->n - j : VL;

@@ -25,19 +25,16 @@ static void interleave(ptrdiff_t cols, int count, const float *const *x, float *
         int s = 0;
         for (; s + 4 <= count; s += 4) {
             f32x4 r[4];
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) memcpy(r + i, x[s + i] + k, sizeof *r);
+            EACH(i, 4) memcpy(r + i, x[s + i] + k, sizeof *r);
             transpose_4(r);
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
+            EACH(i, 4) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
         }
         for (; s < count; s += 2) {
             f32x4 r[2];
             memcpy(r, x[s] + k, sizeof *r), memcpy(r + 1, x[s + 1] + k, sizeof *r);
             const f32x4 pair[2] = {__builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
                                    __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7)};
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, (const float *)pair + 2 * i, 2 * sizeof *to);
+            EACH(i, 4) memcpy(to + (k + i) * count + s, (const float *)pair + 2 * i, 2 * sizeof *to);
         }
     }
     for (; k < cols; ++k)
@@ -74,16 +71,14 @@ INLINE void product_strip(const product_call *call, int half, int width, int cou
         for (; i < end; i += step, i2 += step, at += PANEL) {
             const f32v lo = load_weights(w->panels, at, half);
             const f32v hi = width > 1 ? load_weights(w->panels, at + VL_F32, half) : lo;
-#pragma GCC unroll 16
-            for (int s = 0; s < count; ++s) {
+            EACH(s, count) {
                 block[width * s] = fma_f32(lo, splat_f32(x[s][i]), block[width * s]);
                 if (width > 1) block[2 * s + 1] = fma_f32(hi, splat_f32(x[s][i2]), block[2 * s + 1]);
             }
         }
         add_block_f32(sums, sum, block);
     }
-#pragma GCC unroll 32
-    for (int j = 0; j < sums; ++j) {
+    EACH(j, sums) {
         const ptrdiff_t s = first + j / width, to = r + j % width * VL_F32;
         if (call->add.rows) sum[j] += load_f32(call->add.rows + s * call->add.stride + to);
         store_f32(call->z + s * call->z_stride + to, sum[j]);

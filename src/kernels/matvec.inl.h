@@ -28,9 +28,7 @@ INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const f
     clear_f32(PASS, block);
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j, *at += PANEL)
-#pragma GCC unroll 4
-        for (int i = 0; i < PASS; ++i)
-            block[i] = fma_f32(load_weights(w->panels, *at + i * VL_F32, half), splat_f32(x[j]), block[i]);
+        EACH(i, PASS) block[i] = fma_f32(load_weights(w->panels, *at + i * VL_F32, half), splat_f32(x[j]), block[i]);
     add_block_f32(PASS, sum, block);
 }
 
@@ -50,8 +48,7 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
             clear_f32(PASS, sum);
             for (; k + BLOCK <= cols; k += BLOCK) add_products(w, half, &at, x + k, BLOCK, sum);
             if (k < cols) add_products(w, half, &at, x + k, (int)(cols - k), sum);
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) {
+            EACH(i, PASS) {
                 const ptrdiff_t to = r + (first + i) * VL_F32;
                 if (add) sum[i] += load_f32(add + to);
                 store_f32(z + to, sum[i]);
@@ -77,14 +74,10 @@ static double product_f16(const cnorm_matrix *w, const float *x, const float *ad
             const ptrdiff_t end = cols - k < BLOCK ? cols : k + BLOCK;
             f32h block[HALVES] = {{0}};
             for (; k < end; ++k, at += PANEL)
-#pragma GCC unroll 4
-                for (int i = 0; i < HALVES; ++i)
-                    block[i] = fma_f32h(load_f16h(at + i * VL_F32 / 2), splat_f32h(x[k]), block[i]);
-#pragma GCC unroll 4
-            for (int i = 0; i < HALVES; ++i) sum[i] += block[i];
+                EACH(i, HALVES) block[i] = fma_f32h(load_f16h(at + i * VL_F32 / 2), splat_f32h(x[k]), block[i]);
+            EACH(i, HALVES) sum[i] += block[i];
         }
-#pragma GCC unroll 4
-        for (int i = 0; i < HALVES; ++i) {
+        EACH(i, HALVES) {
             const ptrdiff_t to = r + i * VL_F32 / 2;
             f32h more = {0};
             if (add) memcpy(&more, add + to, sizeof more), sum[i] += more;

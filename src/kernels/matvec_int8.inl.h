@@ -84,8 +84,7 @@ static void scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels,
     const ptrdiff_t rows = packed_rows(w);
     const u32v bias = (u32v){0} + (uint32_t)q_sum * CNORM_INT8_BIAS;
     for (ptrdiff_t r = 0; r < rows; r += PANEL) {
-#pragma GCC unroll 8
-        for (int i = 0; i < LANE_VECTORS; ++i) {
+        EACH(i, LANE_VECTORS) {
             const ptrdiff_t at = r + i * VL_F32;
             u32v sums; /* modulo 2^32 */
             memcpy(&sums, z + at, sizeof sums);
@@ -104,8 +103,7 @@ INLINE double sum_of_squares(const float *z, ptrdiff_t n)
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
         for (ptrdiff_t j = start; j < end; j += LANES_F32)
-#pragma GCC unroll 8
-            for (int i = 0; i < LANE_VECTORS; ++i) {
+            EACH(i, LANE_VECTORS) {
                 if (j + i * VL_F32 >= end) break;
                 const f32v v = load_f32(z + j + i * VL_F32);
                 squares.lanes[i] += v * v;

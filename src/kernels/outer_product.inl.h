@@ -20,8 +20,7 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, const float *dz, const float *x
             ANOTHER(again);
             f32v at[2] = {load_f32(x + t * LANES_F32)};
             if (vectors == 2) at[1] = load_f32(x + t * LANES_F32 + VL_F32);
-#pragma GCC unroll 8
-            for (int i = 0; i < TILE_ROWS; ++i) {
+            EACH(i, TILE_ROWS) {
                 block[vectors * i] = fma_f32(at[0], splat_f32(from[i]), block[vectors * i]);
                 if (vectors == 2) block[2 * i + 1] = fma_f32(at[1], splat_f32(again[i]), block[2 * i + 1]);
             }

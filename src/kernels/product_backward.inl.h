@@ -40,20 +40,15 @@ INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count,
                         (const float *)w->panels + q * panel_floats + column * PANEL + half * HALF_PANEL + first;
                     const float *from = rows->d + q * PANEL + half * HALF_PANEL + first;
                     f32v weights[8];
-#pragma GCC unroll 8
-                    for (int k = 0; k < cols; ++k) weights[k] = keep_f32(load_f32(at + k * PANEL));
-#pragma GCC unroll 4
-                    for (int s = 0; s < count; ++s) {
+                    EACH(k, cols) weights[k] = keep_f32(load_f32(at + k * PANEL));
+                    EACH(s, count) {
                         const f32v v = load_f32(from + s * rows->d_stride);
-#pragma GCC unroll 8
-                        for (int k = 0; k < cols; ++k)
-                            block[s * cols + k] = fma_f32(weights[k], v, block[s * cols + k]);
+                        EACH(k, cols) block[s * cols + k] = fma_f32(weights[k], v, block[s * cols + k]);
                     }
                 }
             add_block_f32(count * cols, sum, block);
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < count * cols; ++i) lanes[i][first / VL_F32] = sum[i];
+        EACH(i, count * cols) lanes[i][first / VL_F32] = sum[i];
     }
 }
 
@@ -97,8 +92,7 @@ INLINE f32v trees_f32(f32v v[VL_F32])
 INLINE f32v trees_of_lanes(f32v lanes[VL_F32][HALF_PANEL / VL_F32])
 {
     f32v v[VL_F32];
-#pragma GCC unroll 16
-    for (int i = 0; i < VL_F32; ++i) {
+    EACH(i, VL_F32) {
 #pragma GCC unroll 2
         for (int half = HALF_PANEL / VL_F32 / 2; half; half /= 2)
             for (int j = 0; j < half; ++j) lanes[i][j] += lanes[i][j + half];
@@ -118,8 +112,7 @@ INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t column, int count, 
     transposed_lanes(w, column, count, cols, rows, lanes);
 #pragma GCC unroll 2
     for (int i = 0; i < TILE; i += VL_F32) store_f32(sums + i, trees_of_lanes(lanes + i));
-#pragma GCC unroll 4
-    for (int s = 0; s < count; ++s) {
+    EACH(s, count) {
         float *dx = rows->dx + s * rows->dx_stride + column;
         for (int k = 0; k < cols; ++k) dx[k] = rows->onto ? sums[s * cols + k] + dx[k] : sums[s * cols + k];
     }

@@ -31,14 +31,14 @@ INLINE wide_f64 f64_rows(const product_term *term, int8_scale scale, ptrdiff_t r
     if (w->type == CNORM_WEIGHT_I8) {
         const wide_f64 zi = f64_int8_sums(w, term->x, scale.to_levels, r),
                        of_row = wide_at_f32((const float *)w->panels + r);
-        EACH_VECTOR(i) sum.v[i] += zi.v[i] * (of_row.v[i] * splat_f64((double)scale.from_levels));
+        EACH(i, LANE_VECTORS) sum.v[i] += zi.v[i] * (of_row.v[i] * splat_f64((double)scale.from_levels));
     } else {
         const int half = w->type == CNORM_WEIGHT_F16;
         for (ptrdiff_t k = 0; k < w->cols; ++k) {
             if (term->x[k] == 0) continue; /* a first state of zeros */
             const wide_f64 column = half ? wide_at_f16((const uint16_t *)w->panels + at + k * PANEL)
                                          : wide_at_f32((const float *)w->panels + at + k * PANEL);
-            EACH_VECTOR(i) sum.v[i] += column.v[i] * splat_f64((double)term->x[k]);
+            EACH(i, LANE_VECTORS) sum.v[i] += column.v[i] * splat_f64((double)term->x[k]);
         }
     }
     return sum;
@@ -48,7 +48,7 @@ INLINE wide_f64 f64_rows(const product_term *term, int8_scale scale, ptrdiff_t r
 INLINE double f64_squares(const wide_f64 *v, double *largest)
 {
     wide_f64 squares;
-    EACH_VECTOR(i) squares.v[i] = v->v[i] * v->v[i];
+    EACH(i, LANE_VECTORS) squares.v[i] = v->v[i] * v->v[i];
     for (int i = 0; i < LANES_F64; ++i) *largest = larger_finite(*largest, v->v[i / VL_F64][i % VL_F64]);
     return tree_f64(squares.v);
 }
@@ -94,7 +94,7 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
         wide_f64 sum = wide_of(-0.0); /* neutral */
         for (int k = 0; k < count; ++k) {
             const wide_f64 term = f64_rows(&terms[k], scales[k], start + r);
-            EACH_VECTOR(i) sum.v[i] += term.v[i];
+            EACH(i, LANE_VECTORS) sum.v[i] += term.v[i];
         }
         squares += f64_squares(&sum, &largest);
         const int grown = largest > 0 ? exponent_of(largest) : NONE;
@@ -102,7 +102,7 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
             if (exponent != NONE) f64_multiply(z, r, power_of_two(exponent - grown));
             exponent = grown;
         }
-        EACH_VECTOR(i) sum.v[i] *= splat_f64(power_of_two(-exponent));
+        EACH(i, LANE_VECTORS) sum.v[i] *= splat_f64(power_of_two(-exponent));
         put_wide_f32(z + r, sum);
     }
     const double var_eps = squares / n + eps, rstd = !finite ? (double)NAN : var_eps == 0 ? 0 : 1.0 / sqrt(var_eps);

@@ -18,8 +18,8 @@ static NOINLINE void f64_lane_largest(const f64_view *view, double to[LANES_F64]
     for (ptrdiff_t first = 0; first < view->rows; first += BLOCK) {
         const f64_block b = block_from(view, first, view->rows);
         load_x(b, x);
-        for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i)
-            {
+        for (ptrdiff_t r = 0; r < b.count; ++r)
+            EACH(i, LANE_VECTORS) {
                 const f64v size = (f64v)((i64v)x[r].v[i] & INT64_MAX);
                 const i64v larger = (i64v)(size > largest.v[i]) & (i64v)(size <= most);
                 largest.v[i] = (f64v)(((i64v)size & larger) | ((i64v)largest.v[i] & ~larger));
@@ -136,10 +136,10 @@ static NOINLINE void f64_write(const f64_view *view, const wide_stats *e, const 
         }
         for (ptrdiff_t r = 0; r < b.count && !d; ++r) {
             xhat[r] = f64_xhat(e, xhat[r]);
-            EACH_VECTOR(i) out[r].v[i] = xhat[r].v[i] * out[r].v[i] + bias[r].v[i];
+            EACH(i, LANE_VECTORS) out[r].v[i] = xhat[r].v[i] * out[r].v[i] + bias[r].v[i];
         }
-        for (ptrdiff_t r = 0; r < b.count && d; ++r) EACH_VECTOR(i)
-            {
+        for (ptrdiff_t r = 0; r < b.count && d; ++r)
+            EACH(i, LANE_VECTORS) {
                 const f64v bracket = (out[r].v[i] - d->G.v[i]) - xhat[r].v[i] * d->H.v[i];
                 out[r].v[i] = bracket * d->rstd.v[i] * d->factor.v[i] * d->factor.v[i] * d->last_factor.v[i];
             }

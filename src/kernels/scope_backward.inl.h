@@ -49,8 +49,7 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
         for (ptrdiff_t start = begin; start < begin + length; start += FOLD) {
             const ptrdiff_t end = begin + length - start < FOLD ? begin + length : start + FOLD;
             for (ptrdiff_t j = start; j < end; j += LANES_F32)
-#pragma GCC unroll 8
-                for (int i = 0; i < LANE_VECTORS; ++i) {
+                EACH(i, LANE_VECTORS) {
                     const ptrdiff_t k = j + i * VL_F32;
                     if (k >= end) break;
                     const f32v q = load_f32(z + k) * scale, d = load_f32(da + k), dq = d * load_f32(gain + k);

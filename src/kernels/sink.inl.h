@@ -168,8 +168,7 @@ INLINE void FN(begin_row)(FN(writer) *w, const T st[3], const int mode)
 INLINE void FN(normalise_vectors)(const FN(writer) *w, const int mode, V v[UNROLL])
 {
     const T *const gain = FN(gain_at)(w, w->at, mode), *const bias = FN(bias_at)(w, w->at, mode);
-#pragma GCC unroll 4
-    for (int i = 0; i < UNROLL; ++i) v[i] = TN(keep)(FN(normalise)(w, i * VL, 0, VL, gain, bias, mode));
+    EACH(i, UNROLL) v[i] = TN(keep)(FN(normalise)(w, i * VL, 0, VL, gain, bias, mode));
 }
 
 INLINE void FN(put_vectors)(FN(writer) *w, const int mode, const V v[UNROLL])

@@ -117,9 +117,7 @@ EDGE FN(block) FN(add_edge)(FN(row) row, ptrdiff_t j, ptrdiff_t begin, ptrdiff_t
 INLINE void FN(add_vectors)(const FN(row) *row, ptrdiff_t *j, ptrdiff_t stop, const int mode, FN(block) *sums)
 {
     for (; *j + PASS * VL <= stop; *j += LANES)
-#pragma GCC unroll 4
-        for (int i = 0; i < PASS; ++i)
-            FN(accumulate)(FN(terms_at)(row, *j + i * VL, 0, VL, mode), mode, &sums->a[i], &sums->b[i]);
+        EACH(i, PASS) FN(accumulate)(FN(terms_at)(row, *j + i * VL, 0, VL, mode), mode, &sums->a[i], &sums->b[i]);
 }
 
 /* Sums UNROLL whole vectors at j, and writes as many of the previous row. All are loaded before any is stored: see
@@ -127,8 +125,7 @@ INLINE void FN(add_vectors)(const FN(row) *row, ptrdiff_t *j, ptrdiff_t stop, co
 INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, FN(writer) *w, FN(block) *sums)
 {
     V v[UNROLL];
-#pragma GCC unroll 4
-    for (int i = 0; i < UNROLL; ++i)
+    EACH(i, UNROLL)
         FN(accumulate)(FN(deviations)(row, j + i * VL, 0, VL, mode), mode, &sums->a[i % PASS], &sums->b[i % PASS]);
     FN(normalise_vectors)(w, mode, v);
     FN(put_vectors)(w, mode, v);
@@ -170,8 +167,7 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
             for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES) {
                 const ptrdiff_t end = stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES;
                 const FN(block) block = FN(sum_block)(row, begin, end, first, mode, w);
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) {
+                EACH(i, PASS) {
                     lanes[0][first + i] = begin == start ? block.a[i] : lanes[0][first + i] + block.a[i];
                     lanes[1][first + i] = begin == start ? block.b[i] : lanes[1][first + i] + block.b[i];
                 }

@@ -129,13 +129,13 @@ INLINE void store_out(f64_block b, const wide_f64 out[BLOCK])
 /* d = x scale - origin, and xhat = (d - delta) rstd */
 INLINE wide_f64 f64_deviation(const wide_stats *e, wide_f64 x)
 {
-    EACH_VECTOR(i) x.v[i] = x.v[i] * e->scale.v[i] - e->origin.v[i];
+    EACH(i, LANE_VECTORS) x.v[i] = x.v[i] * e->scale.v[i] - e->origin.v[i];
     return x;
 }
 INLINE wide_f64 f64_xhat(const wide_stats *e, wide_f64 x)
 {
     x = f64_deviation(e, x);
-    EACH_VECTOR(i) x.v[i] = (x.v[i] - e->delta.v[i]) * e->rstd.v[i];
+    EACH(i, LANE_VECTORS) x.v[i] = (x.v[i] - e->delta.v[i]) * e->rstd.v[i];
     return x;
 }
 
@@ -144,7 +144,8 @@ static void f64_add(f64_block b, void *param, const wide_f64 terms[BLOCK])
 {
     wide_f64 sum[BLOCK];
     load_block(b, compute_type(b.view->type), param, b.view->step, sum);
-    for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i) sum[r].v[i] += terms[r].v[i];
+    for (ptrdiff_t r = 0; r < b.count; ++r)
+        EACH(i, LANE_VECTORS) sum[r].v[i] += terms[r].v[i];
     store_block(b, compute_type(b.view->type), sum, param, b.view->step);
 }
 
@@ -157,12 +158,13 @@ static NOINLINE void f64_terms(f64_block b, const wide_stats *e, wide_f64 g[BLOC
     load_block(b, view->type, view->dy, view->dy_stride, g);
     for (ptrdiff_t r = 0; r < b.count; ++r) {
         xhat[r] = first_lanes(f64_xhat(e, xhat[r]), lanes_used(view, b.first + r));
-        EACH_VECTOR(i) gain[r].v[i] = g[r].v[i] * xhat[r].v[i];
+        EACH(i, LANE_VECTORS) gain[r].v[i] = g[r].v[i] * xhat[r].v[i];
     }
     if (view->dgain) f64_add(b, view->dgain, gain), f64_add(b, view->dbias, g);
     load_params(b, view->gain, view->all_gain, gain);
     for (ptrdiff_t r = 0; r < b.count; ++r)
-        EACH_VECTOR(i) g[r].v[i] = g[r].v[i] * splat_f64(view->dy_scale) * (gain[r].v[i] * splat_f64(view->gain_scale));
+        EACH(i, LANE_VECTORS)
+            g[r].v[i] = g[r].v[i] * splat_f64(view->dy_scale) * (gain[r].v[i] * splat_f64(view->gain_scale));
 }
 
 /* The two sums in each lane over rows begin to end of a view: of d and d^2, or backward of g and g xhat */
@@ -179,9 +181,9 @@ static NOINLINE void f64_lane_sums(const f64_view *view, ptrdiff_t begin, ptrdif
         for (ptrdiff_t r = 0; r < block.count; ++r) {
             const wide_f64 v = backward ? g[r] : first_lanes(f64_deviation(e, g[r]), lanes_used(view, first + r)),
                            with = backward ? xhat[r] : v;
-            EACH_VECTOR(i) a.v[i] += v.v[i], b.v[i] += v.v[i] * with.v[i];
+            EACH(i, LANE_VECTORS) a.v[i] += v.v[i], b.v[i] += v.v[i] * with.v[i];
         }
-        EACH_VECTOR(i) A.v[i] += a.v[i], B.v[i] += b.v[i];
+        EACH(i, LANE_VECTORS) A.v[i] += a.v[i], B.v[i] += b.v[i];
     }
     sums[0] = A, sums[1] = B;
 }

@@ -30,7 +30,8 @@ static NOINLINE void f64_weight_norm(cnorm_dtype type, const void *w, ptrdiff_t 
         wide_f64 to[BLOCK];
         load_x(b, to);
         for (ptrdiff_t r = 0; r < b.count; ++r)
-            for (int k = 0; k < 4; ++k) EACH_VECTOR(i) to[r].v[i] *= splat_f64(by[k]);
+            for (int k = 0; k < 4; ++k)
+                EACH(i, LANE_VECTORS) to[r].v[i] *= splat_f64(by[k]);
         store_out(b, to);
     }
 }

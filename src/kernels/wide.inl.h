@@ -34,12 +34,10 @@ typedef struct {
     f64v v[LANE_VECTORS];
 } wide_f64;
 
-#define EACH_VECTOR(i) _Pragma("GCC unroll 8") for (int i = 0; i < LANE_VECTORS; ++i)
-
 INLINE wide_f64 wide_of(double a)
 {
     wide_f64 w;
-    EACH_VECTOR(i) w.v[i] = splat_f64(a);
+    EACH(i, LANE_VECTORS) w.v[i] = splat_f64(a);
     return w;
 }
 
@@ -47,8 +45,7 @@ INLINE wide_f64 wide_of(double a)
 INLINE wide_f64 first_lanes(wide_f64 w, ptrdiff_t count)
 {
     if (count >= LANES_F64) return w;
-    EACH_VECTOR(i)
-    {
+    EACH(i, LANE_VECTORS) {
         const ptrdiff_t to = count - i * VL_F64;
         w.v[i] = only_f64(w.v[i], 0, to < 0 ? 0 : to < VL_F64 ? to : VL_F64);
     }
@@ -59,25 +56,25 @@ INLINE wide_f64 first_lanes(wide_f64 w, ptrdiff_t count)
 INLINE wide_f64 wide_at_f64(const double *p)
 {
     wide_f64 w;
-    EACH_VECTOR(i) w.v[i] = load_f64(p + i * VL_F64);
+    EACH(i, LANE_VECTORS) w.v[i] = load_f64(p + i * VL_F64);
     return w;
 }
 INLINE wide_f64 wide_at_f32(const float *p)
 {
     wide_f64 w;
-    EACH_VECTOR(i) w.v[i] = load_widened(p + i * VL_F64);
+    EACH(i, LANE_VECTORS) w.v[i] = load_widened(p + i * VL_F64);
     return w;
 }
 #define WIDE_AT(type)                                                                                                  \
     INLINE wide_f64 wide_at_##type(const uint16_t *p)                                                                  \
     {                                                                                                                  \
         wide_f64 w;                                                                                                    \
-        EACH_VECTOR(i) if (i % 2 == 0)                                                                                 \
-        {                                                                                                              \
-            const f32v two = load_##type(p + i * VL_F64);                                                              \
-            w.v[i] = widen_lo(two);                                                                                    \
-            w.v[i + 1] = widen_hi(two);                                                                                \
-        }                                                                                                              \
+        EACH(i, LANE_VECTORS)                                                                                          \
+            if (i % 2 == 0) {                                                                                          \
+                const f32v two = load_##type(p + i * VL_F64);                                                          \
+                w.v[i] = widen_lo(two);                                                                                \
+                w.v[i + 1] = widen_hi(two);                                                                            \
+            }                                                                                                          \
         return w;                                                                                                      \
     }
 WIDE_AT(f16)
@@ -85,11 +82,15 @@ WIDE_AT(bf16)
 #undef WIDE_AT
 
 /* the same stored: rounded to the compute type, and then to the storage type */
-INLINE void put_wide_f64(double *to, wide_f64 w) { EACH_VECTOR(i) store_f64(to + i * VL_F64, w.v[i]); }
+INLINE void put_wide_f64(double *to, wide_f64 w)
+{
+    EACH(i, LANE_VECTORS) store_f64(to + i * VL_F64, w.v[i]);
+}
 #define PUT_WIDE(type, storage)                                                                                        \
     INLINE void put_wide_##type(storage *to, wide_f64 w)                                                               \
     {                                                                                                                  \
-        EACH_VECTOR(i) if (i % 2 == 0) store_##type(to + i * VL_F64, narrow(w.v[i], w.v[i + 1]));                      \
+        EACH(i, LANE_VECTORS)                                                                                          \
+            if (i % 2 == 0) store_##type(to + i * VL_F64, narrow(w.v[i], w.v[i + 1]));                                 \
     }
 PUT_WIDE(f32, float)
 PUT_WIDE(f16, uint16_t)

@@ -15,15 +15,15 @@ enum { BLOCK = 16, FOLD = 8192 };
 
 INLINE void clear_f32(int count, f32v *sums)
 {
-    _Pragma("GCC unroll 32") for (int i = 0; i < count; ++i) sums[i] = splat_f32(0);
+    EACH(i, count) sums[i] = splat_f32(0);
 }
 INLINE void clear_f64(int count, f64v *sums)
 {
-    _Pragma("GCC unroll 32") for (int i = 0; i < count; ++i) sums[i] = splat_f64(0);
+    EACH(i, count) sums[i] = splat_f64(0);
 }
 INLINE void add_block_f32(int count, f32v *sums, const f32v *block)
 {
-    _Pragma("GCC unroll 32") for (int i = 0; i < count; ++i) sums[i] += block[i];
+    EACH(i, count) sums[i] += block[i];
 }
 
 typedef struct {

@@ -79,6 +79,8 @@
 #define VECTOR_BYTES 16
 #endif
 
+/* a loop over vectors whose number is a constant, unrolled */
+#define EACH(i, count) _Pragma("GCC unroll 32") for (int i = 0; i < (count); ++i)
 #define INLINE static inline __attribute__((always_inline, unused))
 #if defined(__clang__)
 #define NOINLINE __attribute__((noinline, unused))
@@ -135,8 +137,7 @@ INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
 INLINE void transpose_4(f32x4 r[4])
 {
     f32x4 pair[4];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
+    EACH(i, 2) {
         pair[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
         pair[i + 2] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
     }
