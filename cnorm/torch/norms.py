@@ -91,6 +91,14 @@ _normalise.register_autograd(_gradients, setup_context=_save)
 _normalise_backward.register_autograd(_refuse)
 
 
+def _normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
+    for given, name in ((x, "x"), (weight, "weight"), (bias, "bias")):
+        if not isinstance(given, Tensor) and (given is not None or name == "x"):
+            shape = "; its shape is the normalised one" if name == "weight" else ""
+            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}{shape}")
+    return torch.ops.cnorm.normalise(_widened(x), weight, bias, eps, centred)[0]
+
+
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """LN(x) weight + bias over the last dimension; same bits as `cnorm.layer_norm` (arXiv:1607.06450, Eq. 3).
 
@@ -114,7 +122,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     if torch.onnx.is_in_onnx_export():  # becomes the operator LayerNormalization
         return nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     refuse_transforms(x, weight, bias)
-    return torch.ops.cnorm.normalise(_widened(x), weight, bias, eps, True)[0]
+    return _normalised(x, weight, bias, eps, True)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
@@ -138,7 +146,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> T
         y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
         return y if weight is None else y * weight
     refuse_transforms(x, weight)
-    return torch.ops.cnorm.normalise(_widened(x), weight, None, eps, False)[0]
+    return _normalised(x, weight, None, eps, False)
 
 
 def add_layer_norm(
@@ -291,7 +299,7 @@ class BatchNorm(nn.Module):
                 raise TypeError(f"x must have dtype float32 or float64, got {str(x.dtype).removeprefix('torch.')}")
             shape = (-1, *[1] * (x.ndim - 2))
             scale = self.weight / torch.sqrt(self.running_var + self.eps)
-            return x * scale.reshape(shape) + (self.bias - self.running_mean * scale).reshape(shape)
+            return (x - self.running_mean.reshape(shape)) * scale.reshape(shape) + self.bias.reshape(shape)
         refuse_transforms(x, self.weight, self.bias)
         y, _, mean, var = torch.ops.cnorm.batch_norm(x, self.weight, self.bias, self.eps)
         count = x.numel() // x.shape[1]

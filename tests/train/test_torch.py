@@ -1,6 +1,7 @@
 """`cnorm.torch`: gradients against PyTorch's own in float64, state dicts both ways, compile, export, workers."""
 
 import concurrent.futures
+import copy
 import io
 import multiprocessing
 import os
@@ -265,6 +266,19 @@ def test_norms_match_torch_and_have_the_bits_of_cnorm():
     for name, value in theirs.state_dict().items():
         assert torch.allclose(ours.state_dict()[name], value, atol=1e-6), name
     assert gap(ours.eval()(residual), theirs.eval()(residual)) < 1e-5
+
+
+def test_batch_norm_with_running_statistics_is_accurate_at_large_means():
+    """x - mean is exact within a factor of 2 of the mean; the scale, the product and the sum have 6 roundings."""
+    module = ct.BatchNorm(9).eval()
+    with torch.no_grad():
+        module.running_mean.copy_(1e6 + torch.randn(9))
+        for values in (module.running_var, module.weight, module.bias):
+            values.uniform_(0.5, 2)
+    x, exact = 1e6 + torch.randn(64, 9), copy.deepcopy(module).double()
+    standard = (x.double() - exact.running_mean) / torch.sqrt(exact.running_var + exact.eps) * exact.weight
+    bound = 6 * 2**-24 * (standard.abs() + exact.bias)
+    assert ((module(x).double() - exact(x.double())).abs() <= bound).all()
 
 
 def test_running_variance_of_a_constant_channel_is_never_negative():

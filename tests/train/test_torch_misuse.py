@@ -124,6 +124,15 @@ def norm_and_input(name):
     return lambda x: module(x[:, None])[0], x
 
 
+@pytest.mark.parametrize("norm", [ct.layer_norm, ct.rms_norm])
+def test_norms_of_what_is_no_tensor_are_refused_by_name(norm):
+    x = torch.randn(5, 7)
+    with pytest.raises(TypeError, match=r"^x must be a tensor, got ndarray$"):
+        norm(x.numpy())
+    with pytest.raises(TypeError, match=r"^weight must be a tensor, got tuple; its shape is the normalised one$"):
+        norm(x, (7,))
+
+
 @pytest.mark.filterwarnings("ignore")  # of PyTorch, in torch.func
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "BatchNorm", "GRU", "LSTM"])
 def test_forward_mode_derivatives_are_refused(name):
