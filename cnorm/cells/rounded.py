@@ -90,7 +90,7 @@ def rounded_layers(layers, weights: str, smallest: int | None) -> list[Layer]:
     if smallest is None and total < SMALLEST:
         raise ValueError(
             f"the model's matrices have {total} weights, fewer than {SMALLEST}: rounded to {weights} they would save "
-            "little time; smallest=1, of a command --smallest 1, rounds them all the same"
+            "little time; smallest=1 (in a command --smallest 1) rounds them all the same"
         )
     rounded = [rounded_layer(layer, weights, smallest or 0) for layer in layers]
     if weight_type(rounded) == "float32":

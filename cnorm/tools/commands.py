@@ -16,7 +16,25 @@ from cnorm.tools.info import of_checkout
 __all__ = ["commands", "named_values"]
 
 NO_CHECKOUT = "cnorm bench runs from a checkout of cnorm's source: pip install -e '.[cli]' there"
-FILE, NEW_FILE = click.Path(exists=True, dir_okay=False), click.Path(dir_okay=False)
+
+
+class NewFile(click.Path):
+    """A path that a file can be written to, with one of the endings where any are given."""
+
+    def __init__(self, *endings: str) -> None:
+        super().__init__(dir_okay=False)
+        self.endings = endings
+
+    def convert(self, value, param, ctx):
+        path = super().convert(value, param, ctx)
+        if not os.path.isdir(os.path.dirname(path) or "."):
+            self.fail(f"folder {os.path.dirname(path)!r} does not exist.", param, ctx)
+        if self.endings and not path.lower().endswith(self.endings):
+            self.fail(f"must end in {' or '.join(self.endings)}, got {path!r}.", param, ctx)
+        return path
+
+
+FILE, NEW_FILE = click.Path(exists=True, dir_okay=False), NewFile()
 
 
 class Commands(click.Group):
@@ -152,7 +170,7 @@ def export(model, out, batch, check, as_json, **options):
 
 @commands.command("import", short_help="Make a model of a streaming ONNX file.")
 @click.argument("file", type=FILE)
-@click.argument("out", type=NEW_FILE)
+@click.argument("out", type=NewFile(".safetensors", ".cnorm"))
 @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
 @SMALLEST
 @click.option("--check", "npz", type=FILE, metavar="FRAMES.npz",
@@ -183,13 +201,11 @@ def import_(file, out, npz, **given):
               help="Recordings: each array [frames, inputs] is one; else 64 random frames.")  # fmt: skip
 @click.option("--smallest", type=click.IntRange(0), metavar="N",
               help="Matrices of fewer weights stay float32; else all are rounded.")  # fmt: skip
-@click.option("--picture", type=NEW_FILE, metavar="FILE.png", help="Draw the error of each frame.")
+@click.option("--picture", type=NewFile(".png"), metavar="FILE.png", help="Draw the error of each frame.")
 def quantize(model, out, weights, frames, smallest, picture):
     """Write MODEL (safetensors) to OUT with int8 or float16 weights; show bytes, and errors against float64."""
     for path in filter(None, (out, picture)):
         refuse_replacing(path, path, model, "MODEL")
-    if picture and not picture.lower().endswith(".png"):
-        raise click.UsageError(f"--picture must be a file name that ends in .png, got {picture}")
     from rich.console import Console
 
     from cnorm.tools import quantize as tool

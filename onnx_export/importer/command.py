@@ -43,7 +43,7 @@ def import_file(
     if weights:
         model = model.with_weights(weights, smallest=smallest)
     _show_times(console, found, model)
-    if out.endswith(".cnorm"):
+    if out.lower().endswith(".cnorm"):
         write_whole(out, model.packed_bytes())
     else:
         model.save(out)

@@ -54,7 +54,7 @@ def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
         assert "Traceback" not in done.stderr
     done = command("demo.safetensors", "absent/demo.onnx", cwd=tmp_path)
     assert done.returncode == 2
-    assert "No such file or directory: 'absent/demo.onnx'" in done.stderr
+    assert "Invalid value for 'OUT': folder 'absent' does not exist" in done.stderr
     assert os.listdir(tmp_path) == ["demo.safetensors"]
 
 

@@ -492,7 +492,9 @@ def test_the_command(tmp_path, rng, capsys):
         (["--dim", "T=2"], "no input has the symbolic dimension 'T'; it has 'batch', 'width'"),
         (["--dim", "batch=0"], "dims['batch'] must be at least 1, got 0"),
         (["--smallest", "1"], "--smallest is an option of --weights"),
-        (["--weights", "int8", "--dim", f"width={INPUTS}"], "of a command --smallest 1, rounds them all the same"),
+        (["../absent/m.cnorm"], "Invalid value for 'OUT': folder '../absent' does not exist"),
+        (["m.onnx"], "Invalid value for 'OUT': must end in .safetensors or .cnorm, got 'm.onnx'"),
+        (["--weights", "int8", "--dim", f"width={INPUTS}"], "(in a command --smallest 1) rounds them all the same"),
     ],
 )
 def test_options_of_the_command_that_do_not_fit(options, says, tmp_path, rng, capsys):
@@ -502,7 +504,8 @@ def test_options_of_the_command_that_do_not_fit(options, says, tmp_path, rng, ca
     path, out = tmp_path / "m.onnx", tmp_path / "m.cnorm"
     saved(path, [node("MatMul", "x w", "y")], {"x": ["batch", "width"]}, {"y": ["batch", UNITS]}, weights)
     try:
-        code = cli.run(["import", str(path), str(out), *options])
+        named = not options[0].startswith("--")
+        code = cli.run(["import", str(path), *([] if named else [str(out)]), *options])
     except SystemExit as done:
         code = done.code
     assert code == 2

@@ -95,9 +95,9 @@ def test_command_writes_model_table_and_picture(tmp_path):
     ("arguments", "says"),
     [
         (["m", "out"], "matrices have 20032 weights, fewer than 32768"),
-        (["m", "out", "--smallest", "0", "--picture", "p.jpg"], "must be a file name that ends in .png, got p.jpg"),
+        (["m", "out", "--smallest", "0", "--picture", "p.jpg"], "must end in .png, got 'p.jpg'"),
         (["m", "m", "--smallest", "0"], "must be another file than MODEL"),
-        (["m", "out", "--smallest", "0", "--picture", "m"], "must be another file than MODEL"),
+        (["m.png", "out", "--smallest", "0", "--picture", "m.png"], "must be another file than MODEL"),
         (["int8", "out", "--smallest", "0"], "its weights are int8, give the float32 model"),
         (["m", "out", "--smallest", "0", "--input", "m"], "m is not an .npz file"),
         (
@@ -106,12 +106,13 @@ def test_command_writes_model_table_and_picture(tmp_path):
         ),
         (["m", "out", "--smallest", "0", "--input", "nan.npz"], "must be finite"),
         (["m", "out", "--smallest", "0", "--input", "pickled.npz"], "is not an .npz file of numbers"),
-        (["m", "absent/out", "--smallest", "0"], "No such file or directory"),
+        (["m", "absent/out", "--smallest", "0"], "Invalid value for 'OUT': folder 'absent' does not exist"),
     ],
 )
 def test_errors_are_one_line_and_leave_no_file(tmp_path, arguments, says):
     model = cnorm.demo_model()
-    model.save(tmp_path / "m")
+    for name in ("m", "m.png"):
+        model.save(tmp_path / name)
     model.with_weights("int8", smallest=0).save(tmp_path / "int8")
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 13)))
     np.savez(tmp_path / "nan.npz", x=np.full((3, 12), np.nan))
