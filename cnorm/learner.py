@@ -308,7 +308,8 @@ class Learner:
         k = len(classes) if classes.ndim == 1 else 0
         if classes.dtype.kind not in "iu" or not 0 < k <= self.remembered:
             raise ValueError(
-                f"target must be an integer or a sequence of 1 to {self.remembered} integers, got {target!r:.80}"
+                f"target must be an integer, or one for each of the last k of the {self.remembered} steps that are "
+                f"remembered, got {target!s:.80}"
             )
         if not ((classes >= 0) & (classes < self.output_size)).all():
             raise ValueError(f"target must be from 0 to {self.output_size - 1}, got {target!r:.80}")

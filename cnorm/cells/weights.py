@@ -24,7 +24,8 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
         Name of the layer in messages.
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")
+        hint = ": pass module.state_dict()" if hasattr(weights, "state_dict") else ""
+        raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}{hint}")
     missing = [tensor.name for tensor in tensors if tensor.name not in weights and not tensor.optional]
     known = {tensor.name for tensor in tensors}
     extra = [str(name) for name in weights if name not in known]

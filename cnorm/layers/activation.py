@@ -118,7 +118,7 @@ def _prelu(module) -> dict:
     return {"function": "prelu", "slope": slope}
 
 
-_MODULES: Mapping[str, Callable[[Any], dict]] = MappingProxyType(
+MODULES: Mapping[str, Callable[[Any], dict]] = MappingProxyType(
     {
         "Tanh": lambda module: {"function": "tanh"},
         "ReLU": lambda module: {"function": "relu"},
@@ -144,7 +144,7 @@ def _of_module(module, parameters: Mapping) -> tuple[Any, dict]:
     if parameters:
         raise TypeError(f"{listed(parameters)} must not be given beside a module, which brings its own")
     name = type(module).__name__
-    if name not in _MODULES:
-        raise TypeError(f"function must be a str or a module of torch.nn ({', '.join(_MODULES)}), got {name}")
-    given = _MODULES[name](module)
+    if name not in MODULES:
+        raise TypeError(f"function must be a str or a module of torch.nn ({', '.join(MODULES)}), got {name}")
+    given = MODULES[name](module)
     return given.pop("function"), given

@@ -25,9 +25,8 @@ def chained(layers) -> tuple[Layer, ...]:
         raise ValueError("layers must have at least one layer, got none")
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):
-            raise TypeError(
-                f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
-            )
+            got = f"the class {layer.__name__}" if isinstance(layer, type) else type(layer).__name__
+            raise TypeError(f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {got}")
     sizes_of(layers)
     return layers
 

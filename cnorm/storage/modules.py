@@ -14,6 +14,7 @@ import numpy as np
 from cnorm.cells.weights import as_array
 from cnorm.folds import fold_batch_norm
 from cnorm.layers import Activation, Embedding, LayerNorm, Linear
+from cnorm.layers.activation import MODULES
 from cnorm.layers.base import Layer, with_name
 from cnorm.layers.conv import Conv
 from cnorm.storage.frameworks import from_torch
@@ -26,6 +27,8 @@ WIDEST_NORM = 256  # elements of a batch norm that has no product before it
 
 def layers_of(given: Any) -> Any:
     """`given`, with layers in the place of modules and of pairs (name, module)."""
+    if any(base.__module__.startswith("keras.") for base in type(given).__mro__):
+        raise TypeError("layers must be layers or modules of torch.nn: cnorm.from_keras takes a model of Keras")
     if _is_module(given):
         given = [given]
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -43,11 +46,23 @@ def layers_of(given: Any) -> Any:
 
 
 def _is_module(one: Any) -> bool:
-    return hasattr(one, "state_dict") and hasattr(one, "named_children")
+    return hasattr(one, "state_dict") and hasattr(one, "named_children") and not isinstance(one, type)
 
 
 def _is_sequential(one: Any) -> bool:
     return _is_module(one) and type(one).__name__ == "Sequential"
+
+
+def _no_layer(place: str, module: Any) -> str:
+    kind = type(module).__name__
+    if type(module).__module__.startswith("torch.nn.modules."):
+        known = ", ".join([*_MODULES, "BatchNorm1d"])
+        return f"{place} must be of a class of torch.nn that has a layer ({known}), got {kind}"
+    return (
+        f"{place} must be a module of torch.nn that has a layer, got {kind}: what its forward computes is not in its "
+        "tensors. Give its parts in a list, cnorm.Model([module.rnn, module.head]), or the layers themselves, "
+        "cnorm.Linear(weight, bias); cnorm.Add and cnorm.Multiply read by name"
+    )
 
 
 def _pair(place: str, one: Any) -> tuple[str | None, Any]:
@@ -86,19 +101,15 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
             f"{place}, Conv1d: write cnorm.CausalConv1d(module) where it runs over time, "
             "cnorm.Conv1d(module, positions=...) where it runs inside a frame"
         )
+    if not own or kind not in {*_MODULES, "BatchNorm1d"}:
+        raise ValueError(_no_layer(place, module))
     try:
-        if own and kind == "BatchNorm1d":
+        if kind == "BatchNorm1d":
             _batch_norm(layers, name, module)
             return
-        made = _MODULES[kind](module) if own and kind in _MODULES else [Activation(module)] if own else None
+        made = _MODULES[kind](module)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}, {kind}: {error}") from None
-    if made is None:
-        raise ValueError(
-            f"{place} must be a module of torch.nn that has a layer, got {type(module).__qualname__}: what its forward "
-            "computes is not in its tensors. Give its parts in a list, cnorm.Model([module.rnn, module.head]), "
-            "or the layers themselves, cnorm.Linear(weight, bias); cnorm.Add and cnorm.Multiply read by name"
-        )
     with_name(made[-1], name)
     layers += made
 
@@ -147,5 +158,6 @@ _MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
         "Linear": lambda module: [Linear(module)],
         "Embedding": lambda module: [Embedding(module)],
         "LayerNorm": lambda module: [LayerNorm(module)],
+        **dict.fromkeys(MODULES, lambda module: [Activation(module)]),
     }
 )

@@ -165,3 +165,8 @@ def test_what_is_no_model_is_refused():
     refuses(Own(), TypeError, "call of a subclass")
     refuses(L.Dense(3), TypeError, "must be a Sequential or functional model of Keras 3")
     refuses([], TypeError, r"got builtins.list")
+
+
+def test_a_model_takes_no_keras_model_itself():
+    with pytest.raises(TypeError, match=r"cnorm\.from_keras takes a model of Keras"):
+        cnorm.Model(sequential(L.Dense(2)))

@@ -128,7 +128,12 @@ class Scaled(nn.Linear):
             r"layers\[0\] must be a module of torch.nn .* got Network: what its forward",
         ),
         (lambda: nn.Sequential(nn.Linear(5, 5), Scaled(5, 5)), ValueError, r"layers\[1\] must be .* got Scaled"),
-        (lambda: [nn.Linear(5, 5), nn.MultiheadAttention(5, 1)], ValueError, r"layers\[1\], MultiheadAttention"),
+        (
+            lambda: [nn.Linear(5, 5), nn.MultiheadAttention(5, 1)],
+            ValueError,
+            r"layers\[1\] must be of a class of torch.nn .*LayerNorm, Tanh, .* got MultiheadAttention",
+        ),
+        (lambda: [nn.Linear], TypeError, r"layers\[0\] must be a layer such as .*, got the class Linear"),
         (lambda: [nn.BatchNorm1d(5, track_running_stats=False)], ValueError, "must have running statistics"),
         (lambda: [nn.Conv1d(5, 5, 3)], ValueError, r"layers\[0\], Conv1d: write cnorm.CausalConv1d\(module\) where"),
         (lambda: [nn.BatchNorm1d(500)], ValueError, "must stand behind a Linear"),
@@ -146,6 +151,11 @@ class Scaled(nn.Linear):
 def test_what_has_no_layer_is_refused_by_name(made, error, message):
     with pytest.raises(error, match=message):
         cnorm.Model(made())
+
+
+def test_a_cell_of_a_module_names_its_state_dict():
+    with pytest.raises(TypeError, match=r"^weights of GRU torch must be .* got GRU: pass module.state_dict\(\)$"):
+        cnorm.GRU(nn.GRU(5, 4), preset="torch")
 
 
 def test_a_batch_norm_is_folded_into_a_convolution():

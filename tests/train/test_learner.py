@@ -204,6 +204,7 @@ def test_rejected_input_changes_no_state(rng):
         (ValueError, "loss must be", {"loss": "mean", "target": 1}),
         (ValueError, "target must be", {"loss": "cross_entropy", "target": 3}),
         (ValueError, "target must be", {"loss": "cross_entropy", "target": 0.5}),
+        (ValueError, "target must be an integer, or one for each .* got None", {"loss": "cross_entropy"}),
         (ValueError, "target must be", {"loss": "cross_entropy", "target": [0] * 4}),
         (ValueError, "target must have shape", {"loss": "squared_error", "target": np.zeros(2, np.float32)}),
     ]
