@@ -205,6 +205,17 @@ def name_of(name: Any, argument: str) -> str:
     return name
 
 
+def refuse_hooks(module: Any) -> None:
+    """Refuse a module of PyTorch with forward hooks: weight_norm, spectral_norm and prune compute a weight in one."""
+    hooks = [hook for name in ("_forward_pre_hooks", "_forward_hooks") for hook in getattr(module, name, {}).values()]
+    if hooks:
+        raise ValueError(
+            "the module must have no forward hooks, which may change its weights and outputs, got "
+            f"{getattr(hooks[0], '__name__', type(hooks[0]).__name__)}: remove them, as "
+            "torch.nn.utils.remove_weight_norm does"
+        )
+
+
 def with_name(layer: Layer, name: Any) -> Layer:
     """A new layer, which takes over a name if there is one."""
     if name is not None:

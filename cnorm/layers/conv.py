@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
-from cnorm.layers.base import Layer, weight_and_bias, with_name
+from cnorm.layers.base import Layer, refuse_hooks, weight_and_bias, with_name
 
 TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=True)
 
@@ -147,11 +147,11 @@ class CausalConv1d(Conv):
     ) -> None:
         if hasattr(weight, "in_channels"):
             module = _module(weight, bias)
-            if module.stride != (1,) or module.padding not in (
-                (0,),
-                ((module.kernel_size[0] - 1) * module.dilation[0],),
-            ):
-                raise ValueError(f"the module must have stride 1, and no padding but (taps - 1) dilation, got {module}")
+            before = (module.kernel_size[0] - 1) * module.dilation[0]
+            if module.stride != (1,) or module.padding not in ((0,), (before,)) or module.padding_mode != "zeros":
+                raise ValueError(
+                    f"the module must have stride 1, and no padding but (taps - 1) dilation of zeros, got {module}"
+                )
             weight, bias, dilation, groups = module.weight, module.bias, module.dilation[0], module.groups
         self._take(weight, bias, dilation, groups)
         self.input_size, self.output_size = self.channels, self.out_channels
@@ -292,4 +292,5 @@ def _module(module, bias):
         raise TypeError("bias must not be given beside a module, which brings its own")
     if len(module.kernel_size) != 1 or getattr(module, "transposed", False):
         raise ValueError(f"the module must be a torch.nn.Conv1d, got {type(module).__name__}")
+    refuse_hooks(module)
     return module

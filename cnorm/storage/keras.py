@@ -85,6 +85,8 @@ def _chain(model: Any) -> list[Any]:
             "subclass computes is not in its weights. Give cnorm.Model a list of layers, such as "
             "cnorm.Linear(kernel.T, bias) and cnorm.LSTM(tensors, preset='keras')"
         )
+    if not model.built:
+        raise ValueError(f"model {model.name!r} must be built: it has no weights before keras.Input or a first call")
     if kind == "Sequential":
         return list(model.layers)
     chain, reads = [], _only(model.outputs, "the outputs of the model")

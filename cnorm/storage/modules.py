@@ -15,7 +15,7 @@ from cnorm.cells.weights import as_array
 from cnorm.folds import fold_batch_norm
 from cnorm.layers import Activation, Embedding, LayerNorm, Linear
 from cnorm.layers.activation import MODULES
-from cnorm.layers.base import Layer, with_name
+from cnorm.layers.base import Layer, refuse_hooks, with_name
 from cnorm.layers.conv import Conv
 from cnorm.storage.frameworks import from_torch
 
@@ -50,7 +50,8 @@ def _is_module(one: Any) -> bool:
 
 
 def _is_sequential(one: Any) -> bool:
-    return _is_module(one) and type(one).__name__ == "Sequential"
+    of = type(one)  # a subclass may compute something else
+    return _is_module(one) and of.__name__ == "Sequential" and of.__module__ == "torch.nn.modules.container"
 
 
 def _no_layer(place: str, module: Any) -> str:
@@ -92,8 +93,8 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
         layers += module.to_layers()
         with_name(layers[-1], name)
         return
-    kind = type(module).__name__
-    own = type(module).__module__.startswith("torch.nn.modules.")
+    of = type(module).__bases__[0] if hasattr(module, "parametrizations") else type(module)
+    kind, own = of.__name__, of.__module__.startswith("torch.nn.modules.")
     if own and kind in IGNORED:
         return
     if own and kind == "Conv1d":
@@ -104,6 +105,7 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
     if not own or kind not in {*_MODULES, "BatchNorm1d"}:
         raise ValueError(_no_layer(place, module))
     try:
+        refuse_hooks(module)
         if kind == "BatchNorm1d":
             _batch_norm(layers, name, module)
             return

@@ -170,3 +170,7 @@ def test_what_is_no_model_is_refused():
 def test_a_model_takes_no_keras_model_itself():
     with pytest.raises(TypeError, match=r"cnorm\.from_keras takes a model of Keras"):
         cnorm.Model(sequential(L.Dense(2)))
+
+
+def test_a_model_that_is_not_built_is_refused():
+    refuses(keras.Sequential([L.Dense(2)], name="m"), ValueError, "model 'm' must be built")

@@ -67,6 +67,7 @@ STACKS = {
         normed(6),
     ],
     "batch norm first": lambda: [normed(5), nn.LSTM(5, 4)],
+    "weight norm": lambda: [nn.utils.parametrizations.weight_norm(nn.Linear(5, 6)), nn.ReLU(), nn.Linear(6, 3)],
     "projection": lambda: [nn.LSTM(5, 8, proj_size=3)],
 }
 
@@ -119,6 +120,13 @@ class Scaled(nn.Linear):
         return 2 * super().forward(x)
 
 
+class Sequential(nn.Sequential):
+    """Of the name of torch's."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("made", "error", "message"),
     [
@@ -133,6 +141,7 @@ class Scaled(nn.Linear):
             ValueError,
             r"layers\[1\] must be of a class of torch.nn .*LayerNorm, Tanh, .* got MultiheadAttention",
         ),
+        (lambda: Sequential(nn.Linear(5, 5)), ValueError, "got Sequential: what its forward computes"),
         (lambda: [nn.Linear], TypeError, r"layers\[0\] must be a layer such as .*, got the class Linear"),
         (lambda: [nn.BatchNorm1d(5, track_running_stats=False)], ValueError, "must have running statistics"),
         (lambda: [nn.Conv1d(5, 5, 3)], ValueError, r"layers\[0\], Conv1d: write cnorm.CausalConv1d\(module\) where"),
@@ -151,6 +160,17 @@ class Scaled(nn.Linear):
 def test_what_has_no_layer_is_refused_by_name(made, error, message):
     with pytest.raises(error, match=message):
         cnorm.Model(made())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("hooked", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_a_hook_computes_are_refused(hooked):
+    """A loaded weight_g changes `module.weight` in the next forward only."""
+    linear, conv = hooked(nn.Linear(5, 4)), hooked(nn.Conv1d(5, 4, 3))
+    for make in (lambda: cnorm.Model([linear]), lambda: cnorm.Linear(linear), lambda: cnorm.CausalConv1d(conv),
+                 lambda: cnorm.Conv1d(conv, positions=7)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"must have no forward hooks, .* got (WeightNorm|SpectralNorm): remove"):
+            make()
 
 
 def test_a_cell_of_a_module_names_its_state_dict():
