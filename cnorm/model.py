@@ -11,6 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from cnorm import _core
+from cnorm.arguments import as_array
 from cnorm.cells.packing import check_panels
 from cnorm.cells.rounded import check_weights, rounded_layers, weight_type
 from cnorm.comparison import Comparison, compare
@@ -292,7 +293,7 @@ class Model:
         for part in parts:
             if len(part) == 2:
                 forward, backward = part
-                x = np.concatenate([forward.process(x), backward.process(np.asarray(x)[::-1])[::-1]], axis=1)
+                x = np.concatenate([forward.process(x), backward.process(as_array(x, "x")[::-1])[::-1]], axis=1)
             else:
                 x = part[0].process(x)
         return x
@@ -422,9 +423,8 @@ class Model:
 
     def __repr__(self):
         kind = "" if self.weights == "float32" else f", weights={self.weights!r}"
-        if self._packed is not None:
-            layers = f"{summary(self._packed.configuration)}{kind}"
-            return f"Model(packed, {self.input_size} -> {self.output_size}: {layers})"
+        if (packed := self._packed) is not None:
+            return f"Model(packed, {self.input_size} -> {self.output_size}: {summary(packed.configuration)}{kind})"
         layers = [shown(layer) for layer in self._layers]
         if len(layers) > SHOWN_LAYERS:
             layers[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(layers) - SHOWN_LAYERS + 1} more ..."]

@@ -173,6 +173,11 @@ def test_weights_that_a_hook_computes_are_refused(hooked):
             make()
 
 
+def test_both_directions_of_a_tensor_that_requires_a_gradient():
+    model, x = cnorm.Model(nn.GRU(5, 4, bidirectional=True)), torch.randn(7, 5, requires_grad=True)
+    np.testing.assert_array_equal(model.run(x), model.run(x.detach().numpy()))
+
+
 def test_a_cell_of_a_module_names_its_state_dict():
     with pytest.raises(TypeError, match=r"^weights of GRU torch must be .* got GRU: pass module.state_dict\(\)$"):
         cnorm.GRU(nn.GRU(5, 4), preset="torch")
