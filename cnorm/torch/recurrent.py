@@ -190,7 +190,7 @@ class _Sequence(_Module):
             raise ValueError(f"dropout must be a probability, got {dropout!r}")
         self.num_layers, self.bidirectional, self.batch_first = num_layers, bidirectional, batch_first
         self.dropout = float(dropout)
-        numbered = all("{" in t.name for t in self.spec.tensors if not t.leading) and num_layers > 1
+        numbered = all("{" in t.name for t in self.spec.tensors)
         ways = (False, True)[: 1 + bidirectional]
         if bidirectional and not all("{reverse}" in t.name for t in self.spec.tensors):
             raise ValueError(f"preset {self.spec.name!r} has no names for a reverse direction: use two modules")
@@ -198,7 +198,7 @@ class _Sequence(_Module):
         for i in range(num_layers):
             inputs = input_size if i == 0 else self.output_size * len(ways)
             prefix = "" if num_layers == 1 or numbered else f"layers.{i}."
-            self.ways.append([self._weights_of(i, way, inputs, prefix) for way in ways])
+            self.ways.append([self._weights_of(0 if prefix else i, way, inputs, prefix) for way in ways])
 
     def to_layers(self) -> tuple[Layer, ...]:
         """Layers with the present weights, for `cnorm.Model`."""
@@ -308,7 +308,8 @@ class LSTM(_Sequence):
         `hidden_size` is another name of `units`.
     preset : str or CellSpec
         Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, so that state dicts can be
-        exchanged in both directions; in a stack of cells whose names have no number, they begin with ``layers.0.``.
+        exchanged in both directions; in a stack of cells whose names do not all have a number, they begin with
+        ``layers.0.``, ``layers.1.``, ...
     num_layers : int
     bidirectional : bool
         Only for presets that have names for the reverse direction, such as "torch".

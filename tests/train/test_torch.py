@@ -111,6 +111,18 @@ def test_every_preset_has_the_bits_of_a_stream_and_can_be_read_by_from_torch(key
     assert all(p.grad is not None for p in module.parameters())
 
 
+@pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
+def test_the_layers_of_a_stack_share_no_parameter(key):
+    """Of sizes at which a shared one would go unnoticed."""
+    options = {"preset": key[1], "eps": cells.EPS.get(key)}
+    module, single = (MODULES[key[0]](6, 6, num_layers=layers, **options) for layers in (2, 1))
+    assert sum(p.numel() for p in module.parameters()) == 2 * sum(p.numel() for p in single.parameters())
+    prefix = "layers.{layer}." if hasattr(module, "layers") else ""
+    layers = cnorm.from_torch(module, key[1], kind=key[0], prefix=prefix, eps=cells.EPS.get(key))
+    x = torch.randn(5, 6)
+    assert cnorm.Model(layers).run(x.numpy()).tobytes() == module(x)[0].detach().numpy().tobytes()
+
+
 def test_a_stack_is_read_by_its_prefix():
     module = ct.LSTM(4, 6, preset="ba2016", num_layers=3)
     layers = cnorm.from_torch(module, "ba2016", kind="LSTM", prefix="layers.{layer}.")
