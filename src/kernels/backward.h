@@ -39,17 +39,10 @@ typedef struct vector_sums {
 static inline vector_sums vector_sums_of(const cnorm_cell *cell)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width;
-    const ptrdiff_t after = 5 * gates;
-    return (vector_sums){0,
-                         gates,
-                         2 * gates,
-                         3 * gates,
-                         4 * gates,
-                         after,
-                         after + width,
-                         after + 2 * width,
-                         after + 3 * width,
-                         after + 3 * width + padded_units(cell->weight_h.cols)};
+    const ptrdiff_t units = 5 * gates, outputs = units + 3 * width;
+    return (vector_sums){
+        0,     gates,         2 * gates,         3 * gates, 4 * gates,
+        units, units + width, units + 2 * width, outputs,   outputs + padded_units(cell->weight_h.cols)};
 }
 
 /* The backward pass of one step of a cell, for n <= SUM_ROWS rows */

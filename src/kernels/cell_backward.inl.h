@@ -7,7 +7,7 @@
 INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
 {
     const gate_inputs in = {row->cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
-    return preactivation(&in, row->cell->scope, gate, gate * row->width + j);
+    return preactivation(&in, gate, j);
 }
 
 /* dy f'(a) of gate g, whose value is y; a is recomputed unless the slope follows from y */

@@ -19,22 +19,23 @@ INLINE gate_inputs gate_inputs_of(const cnorm_cell *cell, const float *zx, const
                          zh + state_row_floats(cell) - CNORM_GATE_PAD};
 }
 
-/* The two parts of the pre-activation of gate g at offset `at`, without bias; with CNORM_SCOPE_SUM part_h is the
- * whole. */
-INLINE f32v part_x(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
+/* The two parts of the pre-activation of gate g, whose units j are at offset `at`, without bias; with CNORM_SCOPE_SUM
+ * part_h is the whole. */
+INLINE f32v part_x(const gate_inputs *in, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zx + at);
-    return scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rstd_x[g])) * load_f32(in->cell->gain_x + at) : z;
+    return in->cell->scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rstd_x[g])) * load_f32(in->cell->gain_x + at) : z;
 }
-INLINE f32v part_h(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
+INLINE f32v part_h(const gate_inputs *in, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zh + at);
-    return scope == CNORM_SCOPE_NONE ? z : (z * splat_f32(in->rstd_h[g])) * load_f32(in->cell->gain_h + at);
+    return in->cell->scope == CNORM_SCOPE_NONE ? z : (z * splat_f32(in->rstd_h[g])) * load_f32(in->cell->gain_h + at);
 }
-INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
+INLINE f32v preactivation(const gate_inputs *in, ptrdiff_t g, ptrdiff_t j)
 {
-    const f32v h = part_h(in, scope, g, at);
-    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) + load_f32(in->cell->bias + at);
+    const ptrdiff_t at = g * padded_units(in->cell->weight_x.units) + j;
+    const f32v h = part_h(in, g, at);
+    return (in->cell->scope == CNORM_SCOPE_SUM ? h : h + part_x(in, g, at)) + load_f32(in->cell->bias + at);
 }
 
 /* From pre-activations to gates: s(f), s(i), s(o), tanh(g) of an LSTM, s(z), s(r) of a GRU, or the cell's other
@@ -52,11 +53,10 @@ INLINE void apply_functions(const cnorm_cell *cell, int count, f32v *gate)
 /* Updates c and computes the gates, each [padded units]. */
 INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
 {
-    const cnorm_scope scope = in->cell->scope;
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[LSTM_GATES];
-        EACH(g, LSTM_GATES) gate[g] = preactivation(in, scope, g, g * width + j);
+        EACH(g, LSTM_GATES) gate[g] = preactivation(in, g, j);
         apply_functions(in->cell, LSTM_GATES, gate);
         store_f32(c + j, without_tiny(gate[LSTM_F] * load_f32(c + j) + gate[LSTM_I] * gate[LSTM_G]));
         EACH(g, LSTM_GATES) store_f32(gates + g * width + j, gate[g]);
@@ -120,24 +120,22 @@ INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
 INLINE f32v gru_argument(const gate_inputs *in, ptrdiff_t j, f32v r, f32v *inner)
 {
     const cnorm_cell *cell = in->cell;
-    const cnorm_scope scope = cell->scope;
     const ptrdiff_t at = GRU_N * padded_units(cell->weight_x.units) + j;
     if (cell->reset == CNORM_RESET_CANDIDATE) {
-        *inner = preactivation(in, scope, GRU_N, at);
+        *inner = preactivation(in, GRU_N, j);
         return r * *inner;
     }
-    *inner = part_h(in, scope, GRU_N, at);
+    *inner = part_h(in, GRU_N, at);
     if (cell->bias_n) *inner += load_f32(cell->bias_n + j);
-    return part_x(in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * *inner;
+    return part_x(in, GRU_N, at) + load_f32(cell->bias + at) + r * *inner;
 }
 
 static void gru_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
-    const cnorm_scope scope = cell->scope;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        f32v gate[2] = {preactivation(in, scope, GRU_Z, j), preactivation(in, scope, GRU_R, GRU_R * width + j)}, inner;
+        f32v gate[2] = {preactivation(in, GRU_Z, j), preactivation(in, GRU_R, j)}, inner;
         apply_functions(cell, 2, gate);
         const f32v n = candidate(cell, gru_argument(in, j, gate[GRU_R], &inner));
         store_f32(h + j, gru_mix(cell, gate[GRU_Z], n, load_f32(h + j)));
@@ -151,8 +149,7 @@ static void gru_reset_before_gates(const gate_inputs *in, const float *h, float 
 {
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        f32v gate[2] = {preactivation(in, CNORM_SCOPE_NONE, GRU_Z, j),
-                        preactivation(in, CNORM_SCOPE_NONE, GRU_R, GRU_R * width + j)};
+        f32v gate[2] = {preactivation(in, GRU_Z, j), preactivation(in, GRU_R, j)};
         apply_functions(in->cell, 2, gate);
         store_f32(z + j, gate[GRU_Z]);
         store_f32(rh + j, gate[GRU_R] * load_f32(h + j));
@@ -173,7 +170,7 @@ static void rnn_row(const gate_inputs *in, float *h)
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v a = preactivation(in, cell->scope, 0, j);
+        const f32v a = preactivation(in, 0, j);
         store_f32(h + j,
                   without_tiny(plain_rnn(cell) ? activated(cell->activation, a) : other_function(cell, OF_STATE, a)));
     }

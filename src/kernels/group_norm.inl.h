@@ -17,8 +17,6 @@ INLINE FN(run) FN(channel_of)(const channel_group *group, ptrdiff_t c, const T s
                      (X *)group->out + at, st};
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------ */
-
 /* (4) for space = 1. A NULL gain or bias is a vector of neutral numbers at index j & 0. */
 INLINE void FN(normalise_channels)(const channel_group *group, const T st[3], FN(carry) *carry)
 {
@@ -100,8 +98,6 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             FN(norm_groups)(call, sample, g, groups - g < most ? groups - g : most, carry);
     if (carry) FN(finish)(carry);
 }
-
-/* ---- backward ----------------------------------------------------------------------------------------------- */
 
 /* (5) and (6) for space = 1: the group is row 0 of a call of layer norm, with gain, dgain and dbias in `to`. The
  * strides only give the prefetch distances: the next group is adjacent. */

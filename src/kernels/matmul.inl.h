@@ -17,26 +17,17 @@ enum {
 #define ANOTHER(index) ((void)(index))
 #endif
 
-/* to [cols, count] = x [count][cols] transposed */
+/* to [cols, count] = x [count][cols] transposed; count is a multiple of 4 */
 static void interleave(ptrdiff_t cols, int count, const float *const *x, float *to)
 {
     ptrdiff_t k = 0;
-    for (; k + 4 <= cols; k += 4) {
-        int s = 0;
-        for (; s + 4 <= count; s += 4) {
+    for (; k + 4 <= cols; k += 4)
+        for (int s = 0; s < count; s += 4) {
             f32x4 r[4];
             EACH(i, 4) memcpy(r + i, x[s + i] + k, sizeof *r);
             transpose_4(r);
             EACH(i, 4) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
         }
-        for (; s < count; s += 2) {
-            f32x4 r[2];
-            memcpy(r, x[s] + k, sizeof *r), memcpy(r + 1, x[s + 1] + k, sizeof *r);
-            const f32x4 pair[2] = {__builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
-                                   __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7)};
-            EACH(i, 4) memcpy(to + (k + i) * count + s, (const float *)pair + 2 * i, 2 * sizeof *to);
-        }
-    }
     for (; k < cols; ++k)
         for (int s = 0; s < count; ++s) to[k * count + s] = x[s][k];
 }
@@ -63,12 +54,10 @@ INLINE void product_strip(const product_call *call, int half, int width, int cou
     for (int s = 0; s < count; ++s) x[s] = count > FEW ? call->xt + first * cols + s : call->x[first + s];
     ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL, i = 0, i2 = 0;
     if (count > 2) ANOTHER(i2); /* two vectors are limited by loads, which sharing saves */
-    f32v sum[2 * MANY];
-    clear_f32(sums, sum);
+    f32v sum[2 * MANY] = {{0}};
     for (ptrdiff_t k = 0; k < cols; k += BLOCK) {
         const ptrdiff_t end = (cols - k < BLOCK ? cols : k + BLOCK) * step;
-        f32v block[2 * MANY];
-        clear_f32(sums, block);
+        f32v block[2 * MANY] = {{0}};
         for (; i < end; i += step, i2 += step, at += PANEL) {
             f32v weights[4];
             EACH(v, width) weights[v] = load_weights(w->panels, at + v / PER * PANEL * cols + v % PER * VL_F32, half);

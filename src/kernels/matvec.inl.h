@@ -24,8 +24,7 @@ INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
  * 4, 2026-11-21). */
 INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const float *x, int count, f32v sum[PASS])
 {
-    f32v block[PASS];
-    clear_f32(PASS, block);
+    f32v block[PASS] = {{0}};
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j, *at += PANEL)
         EACH(i, PASS) block[i] = fma_f32(load_weights(w->panels, *at + i * VL_F32, half), splat_f32(x[j]), block[i]);
@@ -44,8 +43,7 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
             IN_MEMORY(squares.lanes);
             ptrdiff_t at = panel + first * VL_F32, k = 0;
-            f32v sum[PASS];
-            clear_f32(PASS, sum);
+            f32v sum[PASS] = {{0}};
             for (; k + BLOCK <= cols; k += BLOCK) add_products(w, half, &at, x + k, BLOCK, sum);
             if (k < cols) add_products(w, half, &at, x + k, (int)(cols - k), sum);
             EACH(i, PASS) {

@@ -13,8 +13,7 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, const float *dz, const float *x
 {
     for (ptrdiff_t row = 0; row < n; row += BLOCK) {
         const ptrdiff_t end = n - row < BLOCK ? n : row + BLOCK;
-        f32v block[2 * TILE_ROWS];
-        clear_f32(2 * TILE_ROWS, block);
+        f32v block[2 * TILE_ROWS] = {{0}};
         for (ptrdiff_t t = row; t < end; ++t) {
             const float *from = dz + t * TILE_ROWS, *again = from;
             ANOTHER(again);

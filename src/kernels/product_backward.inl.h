@@ -28,12 +28,10 @@ INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count,
 {
     const ptrdiff_t panels = packed_rows(w) / PANEL, panel_floats = w->cols * PANEL;
     for (int first = 0; first < HALF_PANEL; first += VL_F32) {
-        f32v sum[TILE];
-        clear_f32(count * cols, sum);
+        f32v sum[TILE] = {{0}};
         for (ptrdiff_t p = 0; p < panels; p += PANELS_IN_BLOCK) {
             const ptrdiff_t end = panels - p < PANELS_IN_BLOCK ? panels : p + PANELS_IN_BLOCK;
-            f32v block[TILE];
-            clear_f32(count * cols, block);
+            f32v block[TILE] = {{0}};
             for (ptrdiff_t q = p; q < end; ++q)
                 for (int half = 0; half < 2; ++half) {
                     const float *at =

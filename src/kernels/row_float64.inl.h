@@ -44,14 +44,6 @@ INLINE double f64_scale_of(cnorm_dtype type, const void *x, ptrdiff_t n)
     return type == CNORM_F64 ? scale_for(f64_largest(x, n)) : 1;
 }
 
-static NOINLINE double f64_value(cnorm_dtype type, const void *x)
-{
-    const f64_view one = run_view(type, NULL, x, 1, NULL);
-    wide_f64 value[BLOCK];
-    load_x((f64_block){&one, 0, 1}, value);
-    return value[0].v[0][0];
-}
-
 /* The mean and rstd from the sums of n deviations from the origin, S in a, and of their squares, Q in b. Returns true
  * if a second sweep, about the mean, is needed: S^2/n is then so much larger than m2 = Q - S^2/n that the difference
  * loses digits (larger than m2 for float64, than 2^20 m2 for narrower types, for which it has 29 bits to spare). */
@@ -77,8 +69,10 @@ static NOINLINE int f64_mean_and_rstd(cnorm_dtype type, f64_stats *e, row_sums s
 static NOINLINE f64_stats f64_row_stats(cnorm_dtype type, const void *x, ptrdiff_t n, double eps, int centred)
 {
     const f64_view view = run_view(type, NULL, x, n, NULL);
+    wide_f64 first[BLOCK];
     f64_stats e = {.scale = f64_scale_of(type, x, n)};
-    if (centred) e.origin = f64_value(type, x) * e.scale;
+    load_x((f64_block){&view, 0, 1}, first);
+    if (centred) e.origin = first[0].v[0][0] * e.scale;
     if (f64_mean_and_rstd(type, &e, f64_run_sums(&view, &e), (double)n, eps, centred))
         (void)f64_mean_and_rstd(type, &e, f64_run_sums(&view, &e), (double)n, eps, centred);
     return e;

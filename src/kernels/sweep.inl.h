@@ -139,8 +139,7 @@ INLINE FN(block)
 {
     ptrdiff_t j = begin - row->lane_offset + first * VL;
     FN(block) sums;
-    TN(clear)(PASS, sums.a);
-    TN(clear)(PASS, sums.b);
+    EACH(i, PASS) sums.a[i] = sums.b[i] = TN(splat)(0);
     if (row->lane_offset) {
         sums = FN(add_edge)(*row, j, begin, end, mode, sums);
         j += LANES;
@@ -161,8 +160,7 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
     for (ptrdiff_t start = 0; start < row->n; start += FOLD) {
         const ptrdiff_t stop = row->n - start < FOLD ? row->n : start + FOLD;
         V lanes[2][LANE_VECTORS];
-        TN(clear)(LANE_VECTORS, lanes[0]);
-        TN(clear)(LANE_VECTORS, lanes[1]);
+        EACH(i, LANE_VECTORS) lanes[0][i] = lanes[1][i] = TN(splat)(0);
         for (int first = 0; first < LANE_VECTORS; first += PASS) /* one pass sums as many lanes as fit in registers */
             for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES) {
                 const ptrdiff_t end = stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES;

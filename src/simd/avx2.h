@@ -36,8 +36,6 @@ INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (
 INLINE void nt_store_f32(float *p, f32v v) { _mm256_stream_ps(p, (__m256)v); }
 INLINE void nt_fence(void) { _mm_sfence(); }
 
-/* ---- sums over lanes ----------------------------------------------------------------------------------------- */
-
 INLINE float vector_tree_f32(f32v v)
 {
     return tree_f32x4(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
@@ -46,8 +44,6 @@ INLINE double vector_tree_f64(f64v v)
 {
     return tree_f64x2(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
 }
-
-/* ---- conversions --------------------------------------------------------------------------------------------- */
 
 INLINE f64v widen_lo(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), f64v); }
 INLINE f64v widen_hi(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64v); }

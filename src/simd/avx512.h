@@ -37,8 +37,6 @@ INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (
 INLINE void nt_store_f32(float *p, f32v v) { _mm512_stream_ps(p, (__m512)v); }
 INLINE void nt_fence(void) { _mm_sfence(); }
 
-/* ---- sums over lanes ----------------------------------------------------------------------------------------- */
-
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef double f64x4 __attribute__((vector_size(32)));
 
@@ -54,8 +52,6 @@ INLINE double vector_tree_f64(f64v v)
     return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
 }
 
-/* ---- lanes --------------------------------------------------------------------------------------------------- */
-
 INLINE void rotate_lanes_f32(f32v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
 {
     const __m512i from = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
@@ -64,16 +60,7 @@ INLINE void rotate_lanes_f32(f32v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
     lanes[0] = (f32v)_mm512_permutex2var_ps(a, from, b);
     lanes[1] = (f32v)_mm512_permutex2var_ps(b, from, a);
 }
-INLINE void rotate_lanes_f64(f64v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
-{
-    const __m512i from = _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(lane_offset));
-    const __m512d a = (__m512d)lanes[0], b = (__m512d)lanes[1];
-    lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
-    lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);
-}
 INLINE int any_i32(i32v mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0; }
-
-/* ---- conversions --------------------------------------------------------------------------------------------- */
 
 /* GCC 12 makes __builtin_convertvector of these sizes two instructions of half the width, and a permutation. */
 INLINE f64v widen_lo(f32v v) { return (f64v)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)); }

@@ -1,7 +1,6 @@
 /* The order of every sum in the contract, which fixes its bits. A vector of sums holds one sum in each lane:
  *
- *     block of zeros      clear_*(count, block)               `count` vectors
- *     block += term       at most BLOCK times
+ *     block += term       from zero, at most BLOCK times
  *     sum += block        add_block_f32(count, sum, block)
  *
  * so that rounding errors do not grow with the length of one chain. A sum over an array runs in the LANES virtual lanes
@@ -13,14 +12,6 @@
 
 enum { BLOCK = 16, FOLD = 8192 };
 
-INLINE void clear_f32(int count, f32v *sums)
-{
-    EACH(i, count) sums[i] = splat_f32(0);
-}
-INLINE void clear_f64(int count, f64v *sums)
-{
-    EACH(i, count) sums[i] = splat_f64(0);
-}
 INLINE void add_block_f32(int count, f32v *sums, const f32v *block)
 {
     EACH(i, count) sums[i] += block[i];
@@ -33,7 +24,7 @@ typedef struct {
 INLINE void fold(lane_sum *sum)
 {
     sum->total += (double)tree_f32(sum->lanes);
-    clear_f32(LANE_VECTORS, sum->lanes);
+    EACH(i, LANE_VECTORS) sum->lanes[i] = splat_f32(0);
 }
 
 #endif

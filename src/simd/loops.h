@@ -25,16 +25,12 @@ STORE_RANGE(u16, uint16_t, u16h)
     }
 LOAD_RANGE(u16, uint16_t, u16h)
 
-#define ROTATE(type, T, V)                                                                                             \
-    static NOINLINE void rotate_lanes_##type(V lanes[LANE_VECTORS], ptrdiff_t lane_offset)                             \
-    {                                                                                                                  \
-        T twice[2][128 / sizeof(T)];                                                                                   \
-        memcpy(twice[0], lanes, 128);                                                                                  \
-        memcpy(twice[1], lanes, 128);                                                                                  \
-        memcpy(lanes, twice[0] + lane_offset, 128);                                                                    \
-    }
-ROTATE(f32, float, f32v)
-ROTATE(f64, double, f64v)
-#undef ROTATE
+static NOINLINE void rotate_lanes_f32(f32v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
+{
+    float twice[2][LANES_F32];
+    memcpy(twice[0], lanes, sizeof twice[0]);
+    memcpy(twice[1], lanes, sizeof twice[1]);
+    memcpy(lanes, twice[0] + lane_offset, sizeof twice[0]);
+}
 
 #endif

@@ -30,7 +30,7 @@
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
- * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes, any, sqrt, fma, smaller,
+ * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes_f32, any, sqrt, fma, smaller,
  * larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
  *     vector_tree_*  tree_* of one vector
  *     load_range_u16, store_range_u16, nt_store_u16   as above, for half a vector of uint16
@@ -194,11 +194,7 @@ INLINE f32v keep_f32(f32v v)
     IN_REGISTER(v);
     return v;
 }
-INLINE f64v keep_f64(f64v v)
-{
-    IN_REGISTER(v);
-    return v;
-}
+INLINE f64v keep_f64(f64v v) { return (f64v)keep_f32((f32v)v); }
 #undef IN_REGISTER
 
 #define TREE(type, T, V)                                                                                               \
@@ -226,6 +222,13 @@ ONE_SIGN(f32, float, f32v, i32v)
 ONE_SIGN(f64, double, f64v, i64v)
 #undef ONE_SIGN
 
+INLINE void rotate_lanes_f64(f64v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
+{
+    f32v halves[LANE_VECTORS];
+    memcpy(halves, lanes, sizeof halves);
+    rotate_lanes_f32(halves, 2 * lane_offset);
+    memcpy(lanes, halves, sizeof halves);
+}
 INLINE void nt_store_f64(double *p, f64v v) { nt_store_f32((void *)p, (f32v)v); }
 
 INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)

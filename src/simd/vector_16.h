@@ -15,12 +15,8 @@ INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
     return select_f32(in, v, fill);
 }
 
-/* ---- sums over lanes ----------------------------------------------------------------------------------------- */
-
 INLINE float vector_tree_f32(f32v v) { return tree_f32x4(v); }
 INLINE double vector_tree_f64(f64v v) { return tree_f64x2(v); }
-
-/* ---- fma by arithmetic of double ----------------------------------------------------------------------------- */
 
 /* s = a b + c to the 53 bits of double, round to odd: the sum if it is exact, else, of the two numbers beside it, the
  * one whose last bit is 1. Rounded to float it is a b + c rounded once, since 53 >= 24 + 2. */
@@ -63,8 +59,6 @@ INLINE f32v emulated_fma_f32(f32v a, f32v b, f32v c)
     if (__builtin_expect(any_i32(doubtful(s_lo) | doubtful(s_hi)), 0)) return odd_sums(lo, hi, c_lo, c_hi);
     return narrow(s_lo, s_hi);
 }
-
-/* ---- conversions --------------------------------------------------------------------------------------------- */
 
 INLINE void nt_store_u16(uint16_t *p, u16h v) { store_u16(p, v); }
 
