@@ -6,10 +6,8 @@
  *   (3) expm1(t) = 2^k p + (2^k - 1)
  *   (4) tanh(x)  = -e / (2 + e)       with e = expm1(-2|x|), and the sign of x
  *   (5) sigmoid(x) = 1 / (2 + e)      with e = expm1(-x)
- * Adding and subtracting 1.5 * 2^52 rounds k to an integer, which the low mantissa bits of the sum
- * then hold: no conversion instruction, branch or table is needed. Beyond the clamps the result in
- * float32 equals its limit.
- */
+ * Adding and subtracting 1.5 * 2^52 rounds k to an integer, which the low mantissa bits of the sum then hold: no
+ * conversion instruction, branch or table is needed. Beyond the clamps the result in float32 equals its limit. */
 
 enum { TOGETHER = 4 }; /* vectors of float whose steps alternate in `activate` */
 

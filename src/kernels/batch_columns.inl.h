@@ -1,6 +1,5 @@
-/* Batch norm of a matrix, space = 1: sums and output of a few rows at a time, so that the sums and
- * parameters of a column are loaded once for all of these rows. Each column is summed in a lane of
- * its own. */
+/* Batch norm of a matrix, space = 1: sums and output of a few rows at a time, so that the sums and parameters of a
+ * column are loaded once for all of these rows. Each column is summed in a lane of its own. */
 
 /* (1), or backward (5): block += d and block2 += d^2, or block += dy and block2 += dy xhat, over `rows` rows from row
  * `first` on. Vectors begin `lane_offset` lanes before the row. */

@@ -13,10 +13,8 @@
  *   (6) dx = rstd ((dy gain - gain A/N) - xhat gain B/N)
  *
  * With space = 1 the sums run down the columns, each in a lane of its own, and every 64 rows are added to a float64;
- * otherwise they run over `space` elements as over a row, and every run is added to a float64.
- * Each element of y or dx depends only on the inputs at its own place and on its channel's
- * statistics and parameters.
- */
+ * otherwise they run over `space` elements as over a row, and every run is added to a float64. Each element of y or dx
+ * depends only on the inputs at its own place and on its channel's statistics and parameters. */
 
 /* elements that K is computed from: enough for |mean - K| to be small against the deviation */
 enum { FN(BATCH_FIRST) = 32 };

@@ -45,9 +45,8 @@ INLINE void apply_functions(const cnorm_cell *cell, int count, f32v *gate)
     const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
     const cnorm_activation f[LSTM_GATES] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
     if (usual_functions(cell)) activate(count, f, gate);
-    else {
+    else
         EACH(g, count) gate[g] = other_function(cell, g != LSTM_G, gate[g]);
-    }
 }
 
 /* Updates c and computes the gates, each [padded units]. */

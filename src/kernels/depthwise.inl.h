@@ -1,7 +1,6 @@
 /* A depthwise convolution: for each channel c
  *   (1) taps in blocks of 16: block = the products kernel[t, c] x[t, c], added in order of t
- *   (2) y[c] = the blocks, added in order, + bias[c]
- */
+ *   (2) y[c] = the blocks, added in order, + bias[c] */
 
 enum { CHAINS = 4 }; /* vectors of channels at a time, whose additions do not wait for one another */
 

@@ -10,8 +10,7 @@
  *   dsigma = -sigma sum g z / s^2      dgain = sum over rows of dy z      dbias = sum over rows of dy
  *
  * All in float64 and rounded once: float32 and float64, for which this file is included, differ in loads and stores.
- * Sums over fields are those of field_sums.inl.h.
- */
+ * Sums over fields are those of field_sums.inl.h. */
 
 /* the loop over vectors at i of a row [n], and the loads and stores of its arrays */
 #define EACH_OF_ROW(i) for (ptrdiff_t i = 0; i < n; i += VL_F64)

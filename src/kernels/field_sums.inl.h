@@ -2,8 +2,7 @@
  * The row is cut into blocks of a field's length, and each has running sums from its start and to its end. A field
  * is the end of one block and the beginning of the next: two running sums are added and none is subtracted, so that
  * rounding errors of large elements stay within their fields. Sums are compensated (two_sum), so that a mean far above
- * the deviation costs no accuracy.
- */
+ * the deviation costs no accuracy. */
 
 /* sum + error = a + b exactly (Knuth 1969) */
 INLINE double two_sum(double a, double b, double *error)

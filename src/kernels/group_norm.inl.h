@@ -7,8 +7,7 @@
  *   (5) A = sum dy and B = sum dy xhat over each channel's run of `space` elements (sweep.inl.h): the sample's
  *       share of dbias and dgain. G and H are the means over the group of A gain and B gain. With space = 1 a group is
  *       a row of layer_norm_backward.inl.h.
- *   (6) dx = rstd ((dy gain - G) - xhat H)
- */
+ *   (6) dx = rstd ((dy gain - G) - xhat H) */
 
 INLINE FN(run) FN(channel_of)(const channel_group *group, ptrdiff_t c, const T st[3])
 {

@@ -1,8 +1,7 @@
 /* The table of kernels that each instruction set fills, their argument structs, and what they may assume.
  *
  * api.c, api_norms.c and rnn/ check every argument first: no kernel checks, allocates, locks or prints.
- * Kernels for several dtypes take void pointers and are arrays indexed by cnorm_dtype.
- */
+ * Kernels for several dtypes take void pointers and are arrays indexed by cnorm_dtype. */
 #ifndef CNORM_KERNELS_H
 #define CNORM_KERNELS_H
 

@@ -12,8 +12,7 @@
  *   var = m2/n,  rstd = 1/sqrt(var + eps), or 0 where var + eps = 0
  *   (4) y = (d - delta) rstd gain + bias (sink.inl.h)
  * The mean stays the unevaluated pair K + delta: rounding it to one T would be the largest error of this computation.
- * RMS norm takes K = delta = 0 and var = Q/n; only the range of Q can send it to (3).
- */
+ * RMS norm takes K = delta = 0 and var = Q/n; only the range of Q can send it to (3). */
 
 /* Places gain and bias for rows of at most CACHED elements: copies at the page offset of y and at the lane offset of
  * the first row, so that loads from them don't alias the stores to y (4K aliasing) and are aligned for all rows of that
@@ -74,12 +73,9 @@ INLINE int FN(in_sweep)(const cnorm_norm *call, const int mode)
 }
 
 /* Software pipelining of rows of at most CACHED elements, which stay in L1 from their sums to their output: iteration r
- * sums row r and writes row r - 1, of which `previous` has the statistics and w the pointers. write_rest follows
- * stats_of in program order and does not depend on row r, so out-of-order execution overlaps it with the halving tree
- * of row r; the square root and division of row r overlap with the sums of row r + 1 in the same way.
- *
- * The sweep may write whole vectors of row r - 1 itself (in_sweep). The last iteration forms pointers to a row beyond
- * the end, which it does not use: to limit r costs 2 to 4 % (Zen 4, 2026-11-23). */
+ * sums row r and writes row r - 1, of which `previous` has the statistics and w the pointers. docs/kernels.md goes
+ * through it. The last iteration forms pointers to a row beyond the end, which it does not use: to limit r costs 2 to
+ * 4 % (Zen 4, 2026-11-23). */
 INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };

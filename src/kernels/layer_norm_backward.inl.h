@@ -4,8 +4,7 @@
  * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree (api.c). With
  * LATE_GRADS they are added to in (6) instead: where dx is written by non-temporal stores, because an ordinary store of
  * (5) would wait until those before it have reached memory.
- * Rows whose rstd or sums leave the range of T are done in float64 (row_float64.inl.h).
- */
+ * Rows whose rstd or sums leave the range of T are done in float64 (row_float64.inl.h). */
 
 /* The destination of dx, and the inputs of (6) that are not in the row */
 typedef struct {

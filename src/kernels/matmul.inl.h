@@ -1,7 +1,6 @@
 /* Products of a packed matrix with several vectors, by the sums of matvec.inl.h: the same bits for each vector. The
  * weights are read once: a strip of two vectors of lanes, which stays in the caches, serves all vectors before the next
- * is read.
- */
+ * is read. */
 
 enum {
     MANY = VECTOR_BYTES == 64 ? 12 : 4, /* vectors at a time: two accumulators of each must fit in registers */

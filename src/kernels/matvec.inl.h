@@ -6,12 +6,7 @@
  *   (1) inputs in blocks of 16: block = fma(W[r, k], x[k], block), from zero, in order of k
  *   (2) z[r] = sum of the blocks, in order, + add[r]
  * so the order of every sum is fixed by the shape alone, however many vectors there are. Blocks keep the largest
- * error of 2,000 sums of 1024 normal products at 8.6e-7 of the sums' root mean square, instead of 3.9e-6.
- */
-
-/* Keeps `values` in memory, so that all accumulators stay in registers: otherwise GCC spills one of them, at half the
- * speed (Zen 4, 2026-11-21). */
-#define IN_MEMORY(values) __asm__("" : "+m"(values))
+ * error of 2,000 sums of 1024 normal products at 8.6e-7 of the sums' root mean square, instead of 3.9e-6. */
 
 /* a vector of weights, `at` elements into the panels; `half`, a constant: the weights are float16 */
 INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
@@ -41,7 +36,9 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
-            IN_MEMORY(squares.lanes);
+            /* in memory, so that all accumulators stay in registers: otherwise GCC spills one, at half speed (Zen 4,
+             * 2026-11-21) */
+            __asm__("" : "+m"(squares.lanes));
             ptrdiff_t at = panel + first * VL_F32, k = 0;
             f32v sum[PASS] = {{0}};
             for (; k + BLOCK <= cols; k += BLOCK) add_products(w, half, &at, x + k, BLOCK, sum);

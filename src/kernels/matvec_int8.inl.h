@@ -4,8 +4,7 @@
  *   (2) zi[r] = sum of w[r, k] q[k], exact in int32: by the backends of int8/
  *   (3) z[r] = float(zi[r]) (scale[r] g) + add[r]
  * Integer sums are exact in any order and +, *, / are correctly rounded, so the bits are the same on every instruction
- * set. |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer.
- */
+ * set. |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer. */
 
 /* panels of int8 weights: float scale [packed rows], then the weights as backends.h lays them out */
 INLINE const uint8_t *int8_weights(const cnorm_matrix *w) { return (const uint8_t *)w->panels + 4 * packed_rows(w); }

@@ -3,8 +3,7 @@
  *   (1) dW = sum over the rows of a batch of dz x^T: in order, in blocks of 16 rows from zero
  * The order of every sum is fixed by the number of rows alone. A tile of TILE_ROWS rows of dW and one or two vectors of
  * columns stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load.
- * The next tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched.
- */
+ * The next tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched. */
 
 enum { TILE_ROWS = VECTOR_BYTES == 64 ? 8 : 4 }; /* of dW, a divisor of PANEL */
 

@@ -2,8 +2,7 @@
  *
  *   (1) dx = W^T dz, or dx += W^T dz: lane j < 16 of a sum adds rows j and 16 + j of every panel, in order, in blocks
  *       of 8 panels; the halving tree adds up the lanes
- * The order of every sum is fixed by the shape alone.
- */
+ * The order of every sum is fixed by the shape alone. */
 
 enum {
     HALF_PANEL = PANEL / 2,

@@ -4,8 +4,7 @@
  * Non-temporal stores bypass the caches: a line that is written whole is not read first. They work on whole aligned
  * vectors. The partial vector that one row ends in and the next begins in is carried in a register until it is
  * complete, because a partial store makes the processor read the line (16384x1024 float32 with unaligned rows: 4467 ->
- * 3204 us, Zen 3, 2026-11-22).
- */
+ * 3204 us, Zen 3, 2026-11-22). */
 
 /* lanes from <= i < to of the vector at p, the others zero */
 INLINE V FN(take)(const X *p, ptrdiff_t from, ptrdiff_t to)

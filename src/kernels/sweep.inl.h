@@ -3,10 +3,8 @@
  *   forward    a = sum d,  b = sum d^2       of d = x - K
  *   backward   a = sum g,  b = sum g xhat    of g = dy gain, xhat = ((x - K) - delta) rstd
  *
- * The order of additions depends on n alone. Element j belongs to virtual lane j mod LANES; LANES lanes are
- * LANE_VECTORS native vectors. A lane adds BLOCK terms from zero, then adds that block's sum to its total: rounding
- * errors grow with the length of a chain of additions. Every FOLD elements the halving tree adds up the lanes, and its
- * result is added to a float64.
+ * The order of additions is that of lane_sum.h and depends on n alone. Element j belongs to virtual lane j mod LANES;
+ * LANES lanes are LANE_VECTORS native vectors.
  *
  * To be aligned in memory, vectors may begin lane_offset elements before the row, 0 <= lane_offset < VL. Element j is
  * then added in lane (j + lane_offset) mod LANES, and the lanes are rotated back before the tree: the same additions in
@@ -15,8 +13,7 @@
  * Software pipelining: in the forward pass a long enough previous row is written in the same loop (`w`), where the loop
  * has accumulators for all lanes (PASS = LANE_VECTORS: AVX2 and AVX-512). Each lane's additions are one dependency
  * chain; (4) of layer_norm.inl.h for the previous row is independent of it and runs during its latency. docs/kernels.md
- * has the time without it, in "Tried and rejected".
- */
+ * has the time without it, in "Tried and rejected". */
 
 enum {
     FN(CACHED) = CACHED_BYTES / (int)sizeof(T), /* elements of the longest cached row */

@@ -1,9 +1,6 @@
 /* Views of numbers of any storage type, which are read and computed as float64, LANES_F64 at a time, and their sums:
  * for the float64 path (row_float64.inl.h). Only loads and stores depend on the storage type; they handle BLOCK rows of
- * a view in one call, so that all types share the arithmetic. Included once.
- *
- * Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a halving tree
- * adds up the lanes every FOLD elements. */
+ * a view in one call, so that all types share the arithmetic. Sums have the order of lane_sum.h. */
 
 /* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used.
  * A run of n elements is a view with step = LANES_F64. A view of n <= LANES_F64 columns has step 0, and its sums

@@ -1,8 +1,7 @@
 /* Weight normalisation of the rows w [n] of a weight matrix (Salimans, Kingma 2016, arXiv:1602.07868):
  * v = g w/|w|, |w|^2 = Q as in layer_norm.inl.h (1) about zero; a row of zeros gives zeros.
  * Backward, with u = w/|w|: dg = sum dv u, dw = g/|w| (dv - u dg).
- * A row whose Q or g/|w| leaves the range of T is done in float64: weight_float64.inl.h.
- */
+ * A row whose Q or g/|w| leaves the range of T is done in float64: weight_float64.inl.h. */
 
 /* 1/|w|, or 0 where the row needs the float64 path */
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)

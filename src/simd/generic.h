@@ -39,8 +39,7 @@ INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); 
 INLINE f32v smaller_f32(f32v a, f32v b) { return select_f32((i32v)(a < b), a, b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return select_f32((i32v)(a > b), a, b); }
 
-/* Ordinary stores: AArch64 cores detect lines that are written whole, and do not read them
- * first. */
+/* Ordinary stores: AArch64 cores detect lines that are written whole, and do not read them first. */
 INLINE void nt_store_f32(float *p, f32v v) { store_f32(p, v); }
 INLINE void nt_fence(void) {}
 

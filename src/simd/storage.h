@@ -1,21 +1,18 @@
 /* Storage types: the types of elements in memory. Arithmetic is in float or double.
  *
- * f16 and bf16 are storage of float: widened exactly, rounded to nearest even, NaN stays NaN, the
- * same bits on machines with and without conversion instructions. They have the load, load_range,
- * store, store_range and nt_store of vector.h.
- * All four types have
+ * f16 and bf16 are storage of float: widened exactly, rounded to nearest even, NaN stays NaN, the same bits on machines
+ * with and without conversion instructions. They have the load, load_range, store, store_range and nt_store of
+ * vector.h. All four types have
  *     rounded_*   a vector rounded to the storage type and widened again
- *     store_two_*, nt_store_two_*   two adjacent vectors, in which a NaN is the default NaN of arithmetic
- */
+ *     store_two_*, nt_store_two_*   two adjacent vectors, in which a NaN is the default NaN of arithmetic */
 #ifndef CNORM_SIMD_STORAGE_H
 #define CNORM_SIMD_STORAGE_H
 
 #include "vector.h"
 
-/* bfloat16 is the upper half of a float. round_bf16 adds 0x7fff, just under half a unit in the last
- * place kept, and the last bit kept, so that ties go to even. A NaN is not rounded, since the carry
- * could make it 0 or infinity; its quiet bit is set instead. The default quiet NaN can be rounded.
- * avx512.h has its own versions. */
+/* bfloat16 is the upper half of a float. round_bf16 adds 0x7fff, just under half a unit in the last place kept, and the
+ * last bit kept, so that ties go to even. A NaN is not rounded, since the carry could make it 0 or infinity; its quiet
+ * bit is set instead. The default quiet NaN can be rounded. avx512.h has its own versions. */
 #if VECTOR_BYTES < 64
 INLINE f32v widen_bf16(u16h v) { return (f32v)(extend_u16(v) << 16); }
 INLINE u32v round_bf16(u32v bits) { return bits + ((bits >> 16 & 1) + 0x7fff); }

@@ -30,8 +30,8 @@
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
- * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes_f32, any, sqrt, fma, smaller,
- * larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
+ * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes_f32, any, sqrt, fma,
+ * smaller, larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
  *     vector_tree_*  tree_* of one vector
  *     load_range_u16, store_range_u16, nt_store_u16   as above, for half a vector of uint16
  *     extend_u16, truncate_u16   half a vector of uint16 to a vector of int32, and back
@@ -40,8 +40,7 @@
  * 64-byte vectors also have
  *     load_f16h, splat_f32h, fma_f32h   half a vector of float: loaded from float16, one value in each lane, fma
  *     widen_bf16, narrow_bf16, round_bf16   which storage.h has for the others
- * storage.h adds f16 and bf16, which are storage of float.
- */
+ * storage.h adds f16 and bf16, which are storage of float. */
 #ifndef CNORM_SIMD_VECTOR_H
 #define CNORM_SIMD_VECTOR_H
 
@@ -182,20 +181,16 @@ FIRST(f64, double, f64v, VL_F64)
 INLINE f32v default_nan_f32(f32v v) { return select_f32((i32v)(v == v), v, splat_f32(__builtin_nanf(""))); }
 INLINE f64v default_nan_f64(f64v v) { return select_f64((i64v)(v == v), v, splat_f64(__builtin_nan(""))); }
 
-#if defined(__SSE2__)
-#define IN_REGISTER(v) __asm__("" : "+v"(v))
-#elif defined(__aarch64__)
-#define IN_REGISTER(v) __asm__("" : "+w"(v))
-#else
-#define IN_REGISTER(v) ((void)(v))
-#endif
 INLINE f32v keep_f32(f32v v)
 {
-    IN_REGISTER(v);
+#if defined(__SSE2__)
+    __asm__("" : "+v"(v));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(v));
+#endif
     return v;
 }
 INLINE f64v keep_f64(f64v v) { return (f64v)keep_f32((f32v)v); }
-#undef IN_REGISTER
 
 #define TREE(type, T, V)                                                                                               \
     INLINE T tree_##type(const V lanes[LANE_VECTORS])                                                                  \

@@ -1,5 +1,4 @@
-/* Functions of vector.h and storage.h for 16-byte vectors in plain C. Included by sse2.h and
- * generic.h. */
+/* Functions of vector.h and storage.h for 16-byte vectors in plain C. Included by sse2.h and generic.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_VECTOR_16_H
@@ -66,8 +65,7 @@ INLINE i32v select_i32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~ma
 INLINE f32v widen_f16(u16h v)
 {
     const i32v bits = extend_u16(v), exponent = bits & 0x7c00;
-    /* Shifted by 13 bits, the exponent is too small by 112. Multiplying by 2^112 is exact, also for
-     * subnormals. */
+    /* Shifted by 13 bits, the exponent is too small by 112. Multiplying by 2^112 is exact, also for subnormals. */
     const i32v finite = (i32v)((f32v)((bits & 0x7fff) << 13) * 0x1p112f);
     const i32v special = ((bits & 0x7fff) << 13) | 0x7f800000;
     return (f32v)(select_i32(exponent == 0x7c00, special, finite) | (bits & 0x8000) << 16);
