@@ -184,6 +184,13 @@ def _bidirectional(layers: list[Layer], layer: Any, config: Mapping) -> None:
     layers.append(Bidirectional(forward, backward))
 
 
+def _time_distributed(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    start = len(layers)
+    _append(layers, layer.layer)
+    if any(one.stateful or one.whole_sequence for one in layers[start:]):
+        raise ValueError(f"its layer must have no memory, got {type(layer.layer).__name__}, which runs inside a frame")
+
+
 def _dense(layers: list[Layer], layer: Any, config: Mapping) -> None:
     _must(config, lora_rank=None, quantization_config=None)
     tensors = _tensors(layer)
@@ -264,7 +271,7 @@ _LAYERS: Mapping[str, Callable[[list[Layer], Any, Mapping], None]] = MappingProx
         "Embedding": _embedding,
         "LayerNormalization": _layer_norm,
         "BatchNormalization": _batch_norm,
-        "TimeDistributed": lambda layers, layer, config: _append(layers, layer.layer),
+        "TimeDistributed": _time_distributed,
         "Activation": lambda layers, layer, config: _append_function(layers, config["activation"]),
         "ReLU": _relu,
         "LeakyReLU": lambda layers, layer, config: layers.append(

@@ -172,5 +172,11 @@ def test_a_model_takes_no_keras_model_itself():
         cnorm.Model(sequential(L.Dense(2)))
 
 
+@pytest.mark.parametrize("layer", [L.LSTM(4, return_sequences=True), L.Conv1D(4, 2, padding="causal")])
+def test_memory_inside_a_frame_is_refused(layer):
+    x = keras.Input((None, 1, 5))
+    refuses(keras.Model(x, L.TimeDistributed(layer)(x)), ValueError, "its layer must have no memory, got (LSTM|Conv1D)")
+
+
 def test_a_model_that_is_not_built_is_refused():
     refuses(keras.Sequential([L.Dense(2)], name="m"), ValueError, "model 'm' must be built")
