@@ -51,11 +51,11 @@ def of_type(given) -> str:
     """For a value that is not an array of numbers."""
     if isinstance(given, Mapping):
         return "a mapping, not an array: give its arrays, such as Linear(tensors['weight'], tensors['bias'])"
-    if "quant" in type(given).__module__ or "packed" in type(given).__name__.lower() or callable(given):
+    if "quant" in type(given).__module__ or "packed" in type(given).__name__.lower():
         return QUANTISED
     if hasattr(given, "state_dict"):
         return "a module of another kind: give its tensors"
-    return ""
+    return QUANTISED if callable(given) else ""  # the method weight() of a quantised module
 
 
 def also(message: str, hint: str) -> str:

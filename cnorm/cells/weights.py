@@ -53,6 +53,8 @@ def as_array(tensor) -> np.ndarray:
 
 def of_layer_norm(norm) -> tuple:
     """weight, bias and eps of a torch.nn.LayerNorm."""
+    if not hasattr(norm, "bias"):
+        raise TypeError(f"the module must be a torch.nn.LayerNorm, got {type(norm).__name__}")
     if len(norm.normalized_shape) != 1:
         raise ValueError(f"the module must normalise one dimension, got normalized_shape {norm.normalized_shape}")
     ones = np.ones(tuple(norm.normalized_shape), np.float32)

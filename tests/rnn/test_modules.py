@@ -173,6 +173,13 @@ def test_weights_that_a_hook_computes_are_refused(hooked):
             make()
 
 
+def test_a_layer_norm_takes_no_other_norm():
+    with pytest.raises(TypeError, match=r"must be a torch.nn.LayerNorm, got RMSNorm$"):
+        cnorm.LayerNorm(nn.RMSNorm(4))
+    with pytest.raises(TypeError, match=r"got GroupNorm; a module of another kind: give its tensors$"):
+        cnorm.LayerNorm(nn.GroupNorm(2, 4))
+
+
 def test_both_directions_of_a_tensor_that_requires_a_gradient():
     model, x = cnorm.Model(nn.GRU(5, 4, bidirectional=True)), torch.randn(7, 5, requires_grad=True)
     np.testing.assert_array_equal(model.run(x), model.run(x.detach().numpy()))
