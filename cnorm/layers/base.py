@@ -205,12 +205,12 @@ def name_of(name: Any, argument: str) -> str:
     return name
 
 
-def refuse_hooks(module: Any) -> None:
+def refuse_hooks(module: Any, what: str = "the module") -> None:
     """Refuse a module of PyTorch with forward hooks: weight_norm, spectral_norm and prune compute a weight in one."""
     hooks = [hook for name in ("_forward_pre_hooks", "_forward_hooks") for hook in getattr(module, name, {}).values()]
     if hooks:
         raise ValueError(
-            "the module must have no forward hooks, which may change its weights and outputs, got "
+            f"{what} must have no forward hooks, which may change its weights and outputs, got "
             f"{getattr(hooks[0], '__name__', type(hooks[0]).__name__)}: remove them, as "
             "torch.nn.utils.remove_weight_norm does"
         )

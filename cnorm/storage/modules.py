@@ -35,6 +35,7 @@ def layers_of(given: Any) -> Any:
         return given
     given = list(given)
     if len(given) == 1 and _is_sequential(given[0]):
+        refuse_hooks(given[0], "layers[0]")
         given = [child if key.isdigit() else (key, child) for key, child in given[0].named_children()]
     if not any(_is_module(one) or isinstance(one, tuple) for one in given):
         return given
@@ -82,6 +83,7 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
             raise ValueError(f"{place} has the name {module.name!r}, got {name!r} beside it")
         layers.append(with_name(module, name) if isinstance(module, Layer) else module)
         return
+    refuse_hooks(module, f"{place}, {type(module).__name__},")
     if _is_sequential(module):
         before = list(layers)
         for key, child in module.named_children():
@@ -105,7 +107,6 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
     if not own or kind not in {*_MODULES, "BatchNorm1d"}:
         raise ValueError(_no_layer(place, module))
     try:
-        refuse_hooks(module)
         if kind == "BatchNorm1d":
             _batch_norm(layers, name, module)
             return

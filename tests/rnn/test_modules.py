@@ -185,6 +185,14 @@ def test_both_directions_of_a_tensor_that_requires_a_gradient():
     np.testing.assert_array_equal(model.run(x), model.run(x.detach().numpy()))
 
 
+def test_a_hook_of_a_sequential_is_refused():
+    whole = nn.Sequential(nn.Linear(5, 4))
+    whole.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    for given in (whole, [nn.Linear(5, 5), whole]):
+        with pytest.raises(ValueError, match=r"^layers\[[01]\].* must have no forward hooks, .* got <lambda>"):
+            cnorm.Model(given)
+
+
 def test_a_cell_of_a_module_names_its_state_dict():
     with pytest.raises(TypeError, match=r"^weights of GRU torch must be .* got GRU: pass module.state_dict\(\)$"):
         cnorm.GRU(nn.GRU(5, 4), preset="torch")
