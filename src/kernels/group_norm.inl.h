@@ -150,17 +150,12 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
     FN(carry) carried = {.to = 0}, *carry = call->hints & NT_STORES ? &carried : NULL;
     for (ptrdiff_t i = 0; i < call->samples * groups; ++i) {
         const ptrdiff_t sample = i / groups, g = i % groups;
-        const channel_group group = {
-            DTYPE,
-            channels,
-            call->space,
-            .dy = (const X *)call->dy + sample * call->dy_stride + g * n,
-            .x = (const X *)call->x + sample * call->x_stride + g * n,
-            .gain = call->gain ? (const T *)call->gain + g * channels : NULL,
-            .out = (X *)call->dx + sample * call->dx_stride + g * n,
-            .dgain = (T *)call->dgain + g * channels,
-            .dbias = (T *)call->dbias + g * channels,
-        };
+        channel_group group = {DTYPE, channels, call->space, .out = (X *)call->dx + sample * call->dx_stride + g * n};
+        group.dy = (const X *)call->dy + sample * call->dy_stride + g * n;
+        group.x = (const X *)call->x + sample * call->x_stride + g * n;
+        group.dgain = (T *)call->dgain + g * channels;
+        group.dbias = (T *)call->dbias + g * channels;
+        if (call->gain) group.gain = (const T *)call->gain + g * channels;
         const T *st = (const T *)call->stats + 3 * i;
         if (call->space == 1) FN(backward_channels)(&group, st, carry);
         else if (!FN(rstd_in_range)(st)) /* or NaN */ f64_group_backward(group, st, 0);

@@ -50,13 +50,8 @@ RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(ca
     const X *const x =
         call->sum ? (const X *)call->sum + r * call->sum_stride : (const X *)call->x + r * call->x_stride;
     T st[3];
-    const channel_group row = {DTYPE,
-                               call->n,
-                               1,
-                               .x = x,
-                               .gain = call->gain,
-                               .bias = centred ? call->bias : NULL,
-                               .out = (X *)call->y + r * call->y_stride};
+    channel_group row = {DTYPE, call->n, 1, .x = x, .gain = call->gain, .out = (X *)call->y + r * call->y_stride};
+    if (centred) row.bias = call->bias;
     f64_group_norm(row, call->eps, centred, st);
     FN(save_stats)(call, r, st);
 }
