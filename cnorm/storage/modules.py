@@ -55,6 +55,12 @@ def _is_sequential(one: Any) -> bool:
     return _is_module(one) and of.__name__ == "Sequential" and of.__module__ == "torch.nn.modules.container"
 
 
+def _says_its_layers(module: Any) -> bool:
+    """Whether its class, one of cnorm.torch, has `to_layers`, and no subclass another forward."""
+    defined = (vars(of) for of in type(module).__mro__ if {"forward", "to_layers"} & vars(of).keys())
+    return "to_layers" in next(defined, ())
+
+
 def _no_layer(place: str, module: Any) -> str:
     kind = type(module).__name__
     if type(module).__module__.startswith("torch.nn.modules."):
@@ -91,7 +97,7 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
         if layers != before:
             with_name(layers[-1], name)
         return
-    if hasattr(module, "to_layers"):  # of cnorm.torch
+    if _says_its_layers(module):
         layers += module.to_layers()
         with_name(layers[-1], name)
         return
@@ -104,10 +110,11 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
             f"{place}, Conv1d: write cnorm.CausalConv1d(module) where it runs over time, "
             "cnorm.Conv1d(module, positions=...) where it runs inside a frame"
         )
-    if not own or kind not in {*_MODULES, "BatchNorm1d"}:
+    batch_norm = (own and kind == "BatchNorm1d") or (of.__module__, kind) == ("cnorm.torch.norms", "BatchNorm")
+    if not batch_norm and not (own and kind in _MODULES):
         raise ValueError(_no_layer(place, module))
     try:
-        if kind == "BatchNorm1d":
+        if batch_norm:
             _batch_norm(layers, name, module)
             return
         made = _MODULES[kind](module)

@@ -293,6 +293,24 @@ def test_batch_norm_with_running_statistics_is_accurate_at_large_means():
     assert ((module(x).double() - exact(x.double())).abs() <= bound).all()
 
 
+def test_a_batch_norm_is_read_by_model():
+    linear, norm = torch.nn.Linear(4, 5), ct.BatchNorm(5)
+    for _ in range(3):
+        norm(torch.randn(20, 5) * 3 + 1)
+    model, x = cnorm.Model([linear, norm.eval()]), torch.randn(8, 4)
+    assert [layer.kind for layer in model.layers] == ["Linear"]
+    assert model.check(x.numpy(), norm(linear(x)).detach().numpy()).ok
+
+
+def test_a_subclass_with_another_forward_is_refused_by_model():
+    class Doubled(ct.LSTM):
+        def forward(self, x):
+            return 2 * super().forward(x)[0]
+
+    with pytest.raises(ValueError, match="got Doubled: what its forward computes"):
+        cnorm.Model(Doubled(4, 6, preset="torch"))
+
+
 def test_running_variance_of_a_constant_channel_is_never_negative():
     module = ct.BatchNorm(2, momentum=1.0)
     x = torch.randn(8, 2)
