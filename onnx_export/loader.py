@@ -91,8 +91,11 @@ def load(
 
 def imported(path, *, inputs=None, states=None, dims=None, frames=(), check=True) -> Imported | Model:
     """As `load`, with how the file was read if `export` did not write it."""
-    given: dict = {"inputs": dict(inputs or {}), "states": dict(states or {}), "dims": dict(dims or {})}
-    given["frames"] = _names(frames)
+    given: dict = {"inputs": inputs or {}, "states": states or {}, "dims": dims or {}}
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a mapping of names, got {type(value).__name__}")
+    given = {name: dict(value) for name, value in given.items()} | {"frames": _names(frames)}
     try:
         onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
     except NotExported:
@@ -109,7 +112,7 @@ def imported(path, *, inputs=None, states=None, dims=None, frames=(), check=True
 
 
 def _names(frames) -> tuple[str, ...]:
-    if isinstance(frames, str) or not all(isinstance(name, str) for name in frames):
+    if isinstance(frames, str) or not isinstance(frames, Sequence) or not all(isinstance(name, str) for name in frames):
         raise TypeError(f"frames must be a sequence of names, got {frames!r:.200}")
     return tuple(frames)
 

@@ -234,3 +234,11 @@ def test_files_of_half_and_double_precision(dtype, tmp_path, rng):
     assert [layer.kind for layer in found.model.layers] == ["RNN", "Linear"]
     assert found.states == {"h": "h2"}
     assert found.report.ok
+
+
+def test_options_of_another_type_are_refused(tmp_path):
+    for name in ("inputs", "states", "dims"):
+        with pytest.raises(TypeError, match=f"^{name} must be a mapping of names, got int$"):
+            onnx_export.load(tmp_path / "m.onnx", **{name: 3})
+    with pytest.raises(TypeError, match=r"^frames must be a sequence of names, got 3$"):
+        onnx_export.load(tmp_path / "m.onnx", frames=3)
