@@ -77,7 +77,7 @@ def complete(scope: Scope, given: dict[str, np.ndarray], options: Options) -> di
         If an input has a type or a size that is not generated, or if no input has a dimension of a name in
         `options.sizes`.
     Unreadable
-        If a given array does not hold numbers.
+        If a given array does not hold numbers, or has another shape than the file says.
     """
     graph = scope.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -144,9 +144,14 @@ def _rows(scope: Scope, name: str) -> int:
 
 
 def _cast(value: onnx.ValueInfoProto, array: np.ndarray) -> np.ndarray:
-    """The array cast to the input's type, so that a float64 file serves a float32 model."""
+    """The array, checked, cast to the input's type, so that a float64 file serves a float32 model."""
     if array.dtype.kind not in "fiub":
         raise Unreadable(f"inputs: {value.name!r} must hold real numbers or truth values, got dtype {array.dtype}")
+    shape = [size(dim) for dim in value.type.tensor_type.shape.dim]  # empty: of any rank, as onnxruntime takes it
+    differ = any(wanted not in (None, got) for wanted, got in zip(shape, array.shape, strict=False))
+    if shape and (len(shape) != array.ndim or differ):
+        wanted = ", ".join("*" if one is None else str(one) for one in shape)
+        raise Unreadable(f"inputs: {value.name!r} must have shape [{wanted}], got {list(array.shape)}")
     kind = value.type.tensor_type.elem_type
     if kind in (TensorProto.STRING, TensorProto.UNDEFINED):
         return array

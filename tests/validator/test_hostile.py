@@ -584,6 +584,16 @@ def test_rejects_inputs_of_non_numeric_dtype(dtype, folder):
     assert report.problem == wanted
 
 
+@pytest.mark.parametrize("shape", [(3, gallery.N + 1), (gallery.N,)])
+def test_rejects_inputs_of_another_shape(shape, folder):
+    onnx.save(norm_model(), folder / "m.onnx")
+    np.savez(folder / "in.npz", x=np.zeros(shape, np.float32))
+    report = validate(folder / "m.onnx", input=folder / "in.npz")
+    assert report.exit_code() == UNREADABLE
+    assert report.problem.startswith("inputs: 'x' must have shape [")
+    assert report.problem.endswith(f", {gallery.N}], got {list(shape)}")
+
+
 def test_a_recursive_function_is_named():
     with pytest.raises(Refused, match="function 'F' calls itself"):
         parse(raw(recursive_function()), Limits())
