@@ -3,7 +3,7 @@
  * is read. */
 
 enum {
-    MANY = VECTOR_BYTES == 64 ? 12 : 4, /* vectors at a time: two accumulators of each must fit in registers */
+    MANY = VECTOR_BYTES == 64 ? 8 : 4, /* vectors at a time: two blocks and sums of each must fit in registers */
     FEW = 4 /* vectors that are read where they are, since their addresses fit in registers; more are interleaved */
 };
 
@@ -49,8 +49,8 @@ INLINE void product_strip(const product_call *call, int half, int width, int cou
     const ptrdiff_t cols = w->cols;
     enum { PER = PANEL / VL_F32 }; /* vectors of a panel */
     const int step = count > FEW ? count : 1, sums = width * count;
-    const float *x[MANY];
-    for (int s = 0; s < count; ++s) x[s] = count > FEW ? call->xt + first * cols + s : call->x[first + s];
+    const float *x[FEW], *xt = call->xt + first * cols; /* one address for all: their own would not fit in registers */
+    for (int s = 0; s < FEW && s < count; ++s) x[s] = call->x[first + s];
     ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL, i = 0, i2 = 0;
     if (count > 2) ANOTHER(i2); /* two vectors are limited by loads, which sharing saves */
     f32v sum[2 * MANY] = {{0}};
@@ -60,7 +60,10 @@ INLINE void product_strip(const product_call *call, int half, int width, int cou
         for (; i < end; i += step, i2 += step, at += PANEL) {
             f32v weights[4];
             EACH(v, width) weights[v] = load_weights(w->panels, at + v / PER * PANEL * cols + v % PER * VL_F32, half);
-            EACH(j, sums) block[j] = fma_f32(weights[j % width], splat_f32(x[j / width][j % width ? i2 : i]), block[j]);
+            EACH(j, sums) {
+                const ptrdiff_t s = j / width, in = j % width ? i2 : i;
+                block[j] = fma_f32(weights[j % width], splat_f32(count > FEW ? xt[in + s] : x[s][in]), block[j]);
+            }
         }
         add_block_f32(sums, sum, block);
     }
@@ -72,14 +75,13 @@ INLINE void product_strip(const product_call *call, int half, int width, int cou
 }
 
 /* how many of `left` vectors, an even number, go through a strip together */
-INLINE int together(ptrdiff_t left) { return left >= MANY ? MANY : MANY > 8 && left >= 8 ? 8 : left >= 4 ? 4 : 2; }
+INLINE int together(ptrdiff_t left) { return left >= MANY ? MANY : left >= 4 ? 4 : 2; }
 
 INLINE void strip_products(const product_call *call, int half, int width, ptrdiff_t r, ptrdiff_t n)
 {
     for (ptrdiff_t s = 0; s < n; s += together(n - s)) {
         const int count = together(n - s);
         if (count == MANY) product_strip(call, half, width, MANY, r, s);
-        else if (count == 8) product_strip(call, half, width, MANY > 8 ? 8 : MANY, r, s);
         else if (count == 4) product_strip(call, half, width, 4, r, s);
         else product_strip(call, half, width, 2, r, s);
     }
