@@ -404,4 +404,4 @@ cdef class Network:
         return 0
 
     cdef cnp.ndarray scratch(self, ptrdiff_t rows):
-        return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))
+        return aligned_floats(cnorm_scratch_floats(self.layers, self.count, rows), False)
