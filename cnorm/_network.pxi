@@ -190,6 +190,7 @@ cdef class Network:
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
     cdef readonly object tokens  # the number of tokens, by the element of a frame that is a token id
+    cdef bint has_tokens  # whether there are any: a truth value of Python takes 25 ns
     cdef int types  # bit t is set if there is a matrix of type t
     cdef list memory  # keeps the packed arrays alive
 
@@ -212,6 +213,7 @@ cdef class Network:
         self.initial = aligned_zeros(self.state_floats)
         set_starts(self.initial, self.state_arrays, starts)
         self.tokens = self.find_tokens(first)
+        self.has_tokens = len(self.tokens) > 0
 
     cdef int build(self, layers, int first, list starts) except -1:
         """Pack the layers."""

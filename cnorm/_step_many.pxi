@@ -63,7 +63,7 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     cdef long process = PROCESS if release else 0
     cdef Stream stream
     cdef cnorm_status status
-    if net.tokens:
+    if net.has_tokens:
         net.check_frames(x)
     check_frames(x, y, n * steps * net.input_size, n * steps * net.output_size)
     if mask is not None and cnp.PyArray_NBYTES(mask) != n:

@@ -92,7 +92,7 @@ cdef class Stream:
         cdef cnorm_frames call
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
         cdef cnorm_status status
-        if net.tokens:
+        if net.has_tokens:
             net.check_frames(x)
         check_frames(x, y, steps * net.input_size, steps * net.output_size)
         memset(&call, 0, sizeof(call))

@@ -129,7 +129,7 @@ cdef class Tape:
         cdef float *state = <float *>cnp.PyArray_DATA(self.state)
         cdef float *scratch = <float *>cnp.PyArray_DATA(self.scratch)
         cdef cnorm_status status
-        if self.network.tokens:
+        if self.network.has_tokens:
             self.network.check_frames(x)
         cdef const float *px = self.rows(first, steps, x, "x", self.network.input_size, False)
         cdef float *py = self.rows(first, steps, y, "y", self.network.output_size, True)
