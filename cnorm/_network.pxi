@@ -214,6 +214,7 @@ cdef class Network:
         set_starts(self.initial, self.state_arrays, starts)
         self.tokens = self.find_tokens(first)
         self.has_tokens = len(self.tokens) > 0
+        check(cnorm_layers_check(self.layers, self.count, NULL))  # runs do not repeat it
 
     cdef int build(self, layers, int first, list starts) except -1:
         """Pack the layers."""

@@ -113,7 +113,7 @@ cdef cnorm_status steps_of_many(
     cdef cnorm_status status = CNORM_OK
     cdef cnorm_frames call
     memset(&call, 0, sizeof(call))
-    call.layers, call.count, call.frames, call.rows = net.layers, net.count, n, n
+    call.layers, call.count, call.checked, call.frames, call.rows = net.layers, net.count, 1, n, n
     call.x_stride, call.y_stride = steps * net.input_size, steps * net.output_size
     call.states, call.scratch = states, scratch
     for t in range(steps):

@@ -96,7 +96,7 @@ cdef class Stream:
             net.check_frames(x)
         check_frames(x, y, steps * net.input_size, steps * net.output_size)
         memset(&call, 0, sizeof(call))
-        call.layers, call.count, call.frames, call.rows = net.layers, net.count, steps, rows
+        call.layers, call.count, call.checked, call.frames, call.rows = net.layers, net.count, 1, steps, rows
         call.x, call.y = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)
         call.state, call.scratch = self.state_, <float *>cnp.PyArray_DATA(scratch)
         self.enter()  # nothing between this and `leave` may raise

@@ -147,6 +147,7 @@ cdef extern from "cnorm_python.h" nogil:
         float *const *states
         float *scratch
         float *y
+        int checked
 
     cnorm_status cnorm_run(const cnorm_frames *call)
     cnorm_status cnorm_run_many(const cnorm_frames *call)

@@ -107,6 +107,7 @@ FRAMES = _struct(
     (_SIZE, "rows"),
     (_POINTER, "y"),
     (_SIZE, "y_stride"),
+    (np.intc, "checked"),
 )
 MODEL = _struct(
     (_POINTER, "networks"),

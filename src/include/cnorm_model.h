@@ -103,7 +103,8 @@ typedef struct cnorm_stream {
 
 /* `rows`, at least 1, as in cnorm_scratch_floats: 1 for frames that arrive one by one. memory [cnorm_stream_floats],
  * aligned to CNORM_ALIGN. cnorm_stream_floats is 0, and cnorm_stream_start returns CNORM_ERROR_LAYER, for a model
- * with a bidirectional layer, which has no streams. */
+ * with a bidirectional layer, which has no streams, and for layers that cnorm_layers_check refuses: runs of a stream do
+ * not check them again. */
 ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows);
 cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, float *memory, ptrdiff_t rows);
 

@@ -248,7 +248,7 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
 
 /* Returns CNORM_ERROR_LAYER unless every layer has a known kind and options, the matrices and vectors that these need,
  * sizes that fit each other and the layer before, and clips above 0; *fault, which may be NULL, then says where.
- * cnorm_run makes the same checks. */
+ * Every run makes the same checks, unless it is told that the layers have passed them. */
 cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count, cnorm_fault *fault);
 
 /* The first of `rows` frames x that has a token id which a CNORM_LAYER_EMBEDDING of these layers, which have been
@@ -275,6 +275,7 @@ typedef struct cnorm_frames {
     ptrdiff_t rows;       /* of the scratch; 0 is 1 */
     float *y;             /* [frames, outputs of the last layer]; is x, with the same stride, or does not overlap it */
     ptrdiff_t y_stride;   /* of the rows of y; 0 is the outputs */
+    int checked;          /* not 0: cnorm_layers_check has accepted the layers, which have not changed since */
 } cnorm_frames;
 
 /* The bits do not depend on how many steps one call takes. */

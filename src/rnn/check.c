@@ -1,5 +1,6 @@
-/* cnorm_layers_check: each layer by its table, and the sizes of neighbours. Every run repeats these few dozen
- * comparisons, so that a missing vector or a zeroed struct is an error and not a crash or a wrong result. */
+/* cnorm_layers_check: each layer by its table, and the sizes of neighbours. A run of layers that are not known to have
+ * passed these few dozen comparisons repeats them, so that a missing vector or a zeroed struct is an error and not a
+ * crash or a wrong result. */
 #include "layers.h"
 
 ptrdiff_t cnorm_token_element(const cnorm_layer *layers, ptrdiff_t index)

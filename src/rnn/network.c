@@ -118,7 +118,7 @@ static cnorm_status run_frames(const cnorm_frames *frames, int steps)
     if (stateful && !states) return CNORM_ERROR_NULL;
     for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
-    const cnorm_status fits = cnorm_layers_check(frames->layers, frames->count, NULL);
+    const cnorm_status fits = frames->checked ? CNORM_OK : cnorm_layers_check(frames->layers, frames->count, NULL);
     if (fits != CNORM_OK) return fits;
     const ptrdiff_t inputs = cnorm_layer_inputs(frames->layers), x_stride = stride_of(frames->x_stride, inputs);
     const ptrdiff_t outputs = cnorm_layer_outputs(&frames->layers[frames->count - 1]);

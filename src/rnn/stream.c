@@ -145,6 +145,8 @@ cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, 
     if (misaligned(memory)) return CNORM_ERROR_ALIGN;
     if (!streamed(model)) return CNORM_ERROR_LAYER;
     const cnorm_network *network = &model->networks[0];
+    const cnorm_status status = cnorm_layers_check(network->layers, network->count, NULL);
+    if (status != CNORM_OK) return status;
     *stream = (cnorm_stream){.model = model,
                              .state = memory,
                              .rows = rows,
@@ -172,7 +174,8 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
                                                           .state = stream->state,
                                                           .scratch = stream->scratch,
                                                           .rows = stream->rows,
-                                                          .y = y});
+                                                          .y = y,
+                                                          .checked = 1});
     if (status == CNORM_OK) stream->frames += (uint64_t)steps;
     return status;
 }

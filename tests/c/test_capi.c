@@ -1,5 +1,6 @@
 /* The C API as its header documents it: every status, nothing written on an error, zero rows, in place, strides. */
 #include "network.h"
+#include "cnorm_model.h"
 #include "cnorm_norms.h"
 
 enum { ROWS = 3, N = 21, STRIDE = 24 };
@@ -433,6 +434,9 @@ static void layer_errors(void)
     network net = network_random_of(3, 5, 2, allocate);
     cnorm_layer *const cell = &net.layers[0], *const linear = &net.layers[1];
     const cnorm_layer good_cell = *cell, good_linear = *linear;
+    const cnorm_network as_network = {net.layers, NULL, 2, CNORM_STREAMED};
+    const cnorm_model model = {.networks = &as_network, .count = 1, .inputs = 3, .outputs = 2};
+    cnorm_stream stream;
     float in[3] = {1, 2, 3}, out[2];
 #define SPOILED(change)                                                                                               \
     do {                                                                                                              \
@@ -443,6 +447,7 @@ static void layer_errors(void)
         CHECK(fault.layer >= 0 && fault.field, "%s: layer %d", #change, fault.layer);                                 \
         CHECK(cnorm_run(&(cnorm_frames){.layers = net.layers, .count = 2, .frames = 1, .x = in, \
             .state = net.state, .scratch = net.scratch, .y = out}) == CNORM_ERROR_LAYER, "%s", #change); \
+        CHECK(cnorm_stream_start(&stream, &model, net.state, 1) == CNORM_ERROR_LAYER, "%s", #change); \
     } while (0)
     cnorm_fault fault;
     SPOILED(cell->kind = (cnorm_layer_kind)17);

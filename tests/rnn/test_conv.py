@@ -278,10 +278,10 @@ def test_wrong_options(options, says, rng):
 
 
 @pytest.mark.parametrize("padding", [((1 << 26) - 3, 0), (0, (1 << 26) - 3), (1 << 25, (1 << 25) - 3)])
-def test_a_padded_frame_has_at_most_2_to_the_28_elements_in_a_packed_file(padding, rng):
-    """So that its size can be computed; one of fewer has its scratch limited as any layer."""
+def test_a_padded_frame_has_at_most_2_to_the_28_elements(padding, rng):
+    """So that its size can be computed; one of fewer has its scratch limited as any layer, in a packed file."""
     weight, options = normal(rng, 6, 4, 4), {"positions": 4, "stride": 1 << 26}
-    for fewer, says in ((0, "can hold"), (1, "more than 64 MiB")):
+    for fewer, says in ((0, "sizes that do not fit"), (1, "more than 64 MiB")):
         given = (max(padding[0] - fewer, 0), padding[1] - (fewer if padding[0] == 0 else 0))
         with pytest.raises(ValueError, match=says):
             cnorm.Model([cnorm.Conv1d(weight, **options, padding=given)]).packed_bytes()
