@@ -96,19 +96,25 @@ static void transpose(ptrdiff_t rows, ptrdiff_t cols, const float *from, ptrdiff
         for (ptrdiff_t c = 0; c < cols; ++c) to[c * rows + r] = from[r * stride + c];
 }
 
+/* the padding [from, to) of a frame [positions, channels] */
+static void pad(const cnorm_conv *conv, ptrdiff_t from, ptrdiff_t to, float *frame)
+{
+    const ptrdiff_t channels = conv->channels, reflected = from < 0 ? 0 : 2 * (conv->positions - 1);
+    if (!conv->reflect) memset(frame + from * channels, 0, (size_t)((to - from) * channels) * sizeof *frame);
+    for (ptrdiff_t c = 0; conv->reflect && c < channels; ++c)
+        for (ptrdiff_t at = from; at < to; ++at) frame[at * channels + c] = frame[(reflected - at) * channels + c];
+}
+
 /* The frame as [padded positions, channels], in `memory` or x itself: windows without dilation are parts of it */
 static const float *padded_frame(const cnorm_conv *conv, const float *x, float *memory)
 {
-    const ptrdiff_t channels = conv->channels, positions = conv->positions, padding = conv->before + conv->after;
+    const ptrdiff_t channels = conv->channels, positions = conv->positions;
     float *frame = memory + conv->before * channels;
-    if (channels == 1 && padding == 0) return x;
+    if (channels == 1 && conv->before + conv->after == 0) return x;
     if (channels == 1) memcpy(frame, x, (size_t)positions * sizeof *frame);
     else transpose(channels, positions, x, positions, frame);
-    for (ptrdiff_t i = 0; i < padding; ++i) {
-        const ptrdiff_t at = i < conv->before ? i - conv->before : i - conv->before + positions;
-        const ptrdiff_t read = read_at(conv, at);
-        for (ptrdiff_t c = 0; c < channels; ++c) frame[at * channels + c] = read < 0 ? 0 : frame[read * channels + c];
-    }
+    pad(conv, -conv->before, 0, frame);
+    pad(conv, positions, positions + conv->after, frame);
     return memory;
 }
 
