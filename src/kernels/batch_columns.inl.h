@@ -100,8 +100,8 @@ static NOINLINE void FN(write_column_edges)(const FN(batch) *b, ptrdiff_t first,
         }
 }
 
-/* (4) or (6) for `rows` rows from row `first` on. carry is NULL unless out is written by non-temporal stores; then the
- * rows, if more than one, have the same lane offset. */
+/* (4) or (6) for `rows` <= 4 rows from row `first` on. carry is NULL unless out is written by non-temporal stores; then
+ * the rows, if more than one, have the same lane offset. */
 INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(batch) *batch, ptrdiff_t first,
                               const int given, FN(carry) *carry)
 {
@@ -112,25 +112,26 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(batch
     const ptrdiff_t end = (n + lane_offset) / VL * VL - lane_offset;
     for (ptrdiff_t j = lane_offset ? VL - lane_offset : 0; j < end; j += VL) {
         const FN(columns) c = FN(columns_at)(&b, j, 0, VL, backward, given);
-        for (ptrdiff_t r = first; r < first + rows; ++r) {
-            const V y = FN(column_output)(&c, &b, r, j, VL, backward, given);
-            if (carry) FN(nt_store)(out + r * out_stride + j, y);
-            else FN(store)(out + r * out_stride + j, y);
+        V y[4]; /* all before the first store: a load of the next row at its page offset would wait for it */
+        EACH(i, rows) y[i] = FN(column_output)(&c, &b, first + i, j, VL, backward, given);
+        EACH(i, rows) {
+            if (carry) FN(nt_store)(out + (first + i) * out_stride + j, y[i]);
+            else FN(store)(out + (first + i) * out_stride + j, y[i]);
         }
     }
     if (lane_offset || end < n) FN(write_column_edges)(batch, first, rows, backward, lane_offset, carry);
 }
 
-/* Whether rows of two of the arrays compete for the eight ways of the same sets of L1, as large arrays of one allocator
- * do: the rows lie a multiple of PAGE_BYTES apart */
+/* Whether rows of x, dy and out compete for the eight ways of the same sets of L1, as large arrays of one allocator do:
+ * the rows lie a multiple of PAGE_BYTES apart */
 INLINE int FN(rows_share_sets)(const volume *v)
 {
-    if (v->x_stride * (ptrdiff_t)sizeof(X) % PAGE_BYTES) return 0;
-    return near_in_page(v->out, v->x) || (v->dy && (near_in_page(v->out, v->dy) || near_in_page(v->x, v->dy)));
+    if (!v->dy || v->x_stride * (ptrdiff_t)sizeof(X) % PAGE_BYTES) return 0;
+    return near_in_page(v->out, v->x) && near_in_page(v->out, v->dy);
 }
 
-/* (4) or (6) for all rows, four at a time, or two where four would be evicted; forward with non-temporal stores one at
- * a time, which writes memory in order: that saves more than loading the parameters once for four rows. */
+/* (4) or (6) for all rows, four at a time, or two where twelve lines would be evicted; forward with non-temporal stores
+ * one at a time, which writes memory in order: that saves more than loading the parameters once for four rows. */
 INLINE void FN(write_all_columns)(const FN(batch) *b, const int backward, const int given, FN(carry) *carry)
 {
     const ptrdiff_t cached = FN(rows_share_sets)(&b->v) ? 2 : 4;

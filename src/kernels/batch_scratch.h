@@ -11,11 +11,12 @@ enum {
     LINE_BYTES = 64,      /* of the cache */
     PAGE_BYTES = 4096,    /* of memory */
     F64_STATS_BYTES = 40, /* of f64_stats, wide.inl.h */
+    APART_BYTES = 256,    /* between arrays of a number for each channel */
 };
 
 /* The scratch of batch norm, T of `item` bytes; with memory NULL only its size. Against 4K aliasing, arrays of T
  * begin at the page offset of `out`, to a multiple of `item`: a store with the same low 12 bits as a load is then a
- * page behind it. */
+ * page behind it. They lie APART_BYTES apart, as ten of 1024 float32 would compete for the same sets of L1. */
 typedef struct cnorm_batch_arrays {
     double *sum, *sum2;    /* [channels] */
     void *in_f64;          /* [channels] of f64_stats */
@@ -34,7 +35,7 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     const uintptr_t ahead = (uintptr_t)out - (uintptr_t)s.memory - (uintptr_t)s.used;
     s.used += memory ? (ptrdiff_t)(ahead % PAGE_BYTES) / item * item : PAGE_BYTES;
     for (int i = 0; i < 10; ++i)
-        a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
+        a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES + APART_BYTES);
     a.state = layout_take(&s, channels * (ptrdiff_t)sizeof(int));
     a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that the next array is aligned */
     return a;
