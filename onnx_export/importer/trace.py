@@ -14,9 +14,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from cnorm.text import quoted
+from onnx_export.graph.evaluate import evaluate
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.nodes import subgraphs
@@ -234,22 +234,14 @@ class Trace:
         copy.input.extend(names)
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
             raise Cannot("it has a subgraph")
-        graph = helper.make_graph(
-            [copy],
-            "node",
-            [helper.make_empty_tensor_value_info(name) for name in names if name],
-            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )
         opset = max(self.opset, 13) if node.op_type == "Pad" else self.opset
-        opsets = [helper.make_opsetid("", opset)]
-        opsets += [helper.make_opsetid(node.domain, 1)] if node.domain not in ("", "ai.onnx") else []
+        opsets = {"": opset} | ({node.domain: 1} if node.domain not in ("", "ai.onnx") else {})
         feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
         try:
-            with np.errstate(all="ignore"):
-                results = iter(ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds))
+            results = evaluate([copy], feeds, [name for name in node.output if name], opsets)
         except Exception as error:  # onnx's kernels raise anything
             raise Cannot(f"it can't be evaluated: {type(error).__name__}: {error}") from None
-        return [next(results) if name else None for name in node.output]
+        return [results.get(name) for name in node.output]
 
 
 def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+
+from onnx_export.graph.evaluate import evaluate
 
 SMALL = 64  # elements; a node whose inputs have no more is folded, whatever its operator
 _LARGEST = 2**20  # elements of the result of an elementwise operator
@@ -59,8 +60,7 @@ def folded(
             value = _directly(node, [inputs[each] for each in node.input]) if name == node.output[0] else None
             if value is not None:
                 return np.asarray(value)
-            graph = helper.make_graph([node], "constant", [], [onnx.ValueInfoProto(name=name)])
-            return np.asarray(ReferenceEvaluator(graph, opsets=dict(opsets)).run(None, dict(inputs))[0])
+            return np.asarray(evaluate([node], inputs, [name], opsets)[name])
     except Exception:  # a malformed node is not folded; the runtime reports it
         return None
 

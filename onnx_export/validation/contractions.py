@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.float64 import Float64
+from onnx_export.graph.evaluate import in_float64
 from onnx_export.validation.graph import attribute, cut, op
 from onnx_export.validation.values import Values, unit_of
 
@@ -75,7 +75,7 @@ def _evaluated(values: Values, node: onnx.NodeProto) -> Weighing | None:
     kind = scope.dtype(free[0]) or TensorProto.FLOAT
     try:
         model = cut(_alone(scope), scope, [node], list(node.output), {free[0]: (kind, sizes)})
-        y = Float64(model).run({free[0]: x})[node.output[0]]
+        y = in_float64(model, [{free[0]: x}])[0][node.output[0]]
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
         return None
     squared = op(node) == "Einsum" and list(node.input).count(free[0]) == 2

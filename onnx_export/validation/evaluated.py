@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnx_export.float64 import Float64
+from onnx_export.graph.evaluate import in_float64
 from onnx_export.nodes import subgraphs
 from onnx_export.validation.constants import is_random
 from onnx_export.validation.graph import Scope, cut, op, unit_roundoff
 from onnx_export.validation.statistic import Mean
-from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, SUMS, Values
+from onnx_export.validation.values import RESHAPERS, SAME, SUMS, Values
 
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
@@ -220,10 +220,7 @@ def _run(scope: Scope, nodes, base: str, names: tuple[str, ...], given=None) -> 
     model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
     wanted = [name for name in dict.fromkeys(names) if name != base]
     part = cut(model, scope, nodes, wanted, {base: (kind, given.shape)})
-    for node in part.graph.node:
-        if op(node) in QUANTISERS:  # passed as a pair; constants are dequantised already
-            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output))
-    found = Float64(part).run({base: given})
+    (found,) = in_float64(part, [{base: given}])
     return [given if name == base else found[name] for name in names]
 
 

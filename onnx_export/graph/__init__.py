@@ -1,0 +1,1 @@
+"""Pieces of ONNX graphs: what the exporter, the importer and the validator share."""

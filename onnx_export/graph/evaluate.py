@@ -1,0 +1,72 @@
+"""Run a piece of an ONNX graph: in the types that it has, or in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from onnx_export.float64 import Float64
+
+_QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
+def evaluate(
+    nodes: Iterable[onnx.NodeProto], feeds: Mapping[str, np.ndarray], outputs: Sequence[str], opsets: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+    """Run nodes by onnx's evaluator, each result rounded to its type, as a runtime does.
+
+    Parameters
+    ----------
+    nodes : iterable of onnx.NodeProto
+        In topological order.
+    feeds : mapping of str to ndarray
+        Every value that the nodes read and do not compute; others are ignored.
+    outputs : sequence of str
+        Values to return.
+    opsets : mapping of str to int
+        The versions of the domains, "" for ONNX's own.
+
+    Raises
+    ------
+    Exception
+        Whatever onnx's kernels raise for a malformed node.
+    """
+    nodes = list(nodes)
+    if not outputs:
+        return {}
+    used = {name for node in nodes for name in node.input if name}
+    fed = {name: value for name, value in feeds.items() if name in used}
+    part = helper.make_graph(nodes, "piece", list(map(_untyped, fed)), list(map(_untyped, outputs)))
+    model = helper.make_model(part, opset_imports=list(map(helper.make_opsetid, opsets, opsets.values())))
+    with np.errstate(all="ignore"):
+        return dict(zip(outputs, ReferenceEvaluator(model).run(None, fed), strict=True))
+
+
+def in_float64(part: onnx.ModelProto, runs: Iterable[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """What a piece without its quantisation computes, in float64, for each of some feeds.
+
+    Parameters
+    ----------
+    part : onnx.ModelProto
+        A model of the nodes alone (`validation.graph.cut`). It is changed: quantisers become Identity.
+    runs : iterable of mapping of str to ndarray
+        The feeds of each run.
+
+    Raises
+    ------
+    Exception
+        Whatever onnx's kernels raise for a malformed node.
+    """
+    for node in part.graph.node:
+        if node.op_type in _QUANTISERS:  # passed as a pair; constants are dequantised already
+            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output))
+    run = Float64(part).run
+    return [run(feeds) for feeds in runs]
+
+
+def _untyped(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
