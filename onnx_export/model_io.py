@@ -26,7 +26,7 @@ from onnx_export import wire
 from onnx_export.errors import NotExported, Refused, Unreadable
 from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
 
-_VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})  # onnxruntime 1.32 crashes where an input has no name
+_VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})  # none of their inputs is optional
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 
 import onnx
@@ -89,12 +89,13 @@ def _settle(function: onnx.FunctionProto, calls: list[onnx.NodeProto]) -> bool:
     return changed
 
 
-def drop_omitted_biases(model: onnx.ModelProto) -> list[str]:
-    """Drop the bias of each LayerNormalization that has the empty name; returns these nodes' names, or results."""
+def drop_omitted(model: onnx.ModelProto, kinds: Collection[str] | None = None) -> list[str]:
+    """Drop the last inputs of nodes, of these operators or all, that have the empty name; returns the nodes' names."""
     found = []
     for node in model_nodes(model):
-        if node.op_type == "LayerNormalization" and len(node.input) == 3 and not node.input[2]:
-            del node.input[2]
+        if node.input and not node.input[-1] and (kinds is None or node.op_type in kinds):
+            while node.input and not node.input[-1]:
+                del node.input[-1]
             found.append(node.name or next(filter(None, node.output), ""))
     return found
 

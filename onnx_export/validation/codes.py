@@ -49,7 +49,7 @@ CODES = {
     "NaN in all of them. Give inputs that reach it (--input).",
     "notes": "Notes, which say nothing against the file, are counted here; --notes shows them.",
     "omitted-bias": "The last input of a LayerNormalization has the empty name. That means no bias, and is allowed, "
-    "but onnxruntime 1.32 crashes when it optimises the model. Remove the input from the node.",
+    "but onnxruntime 1.32 does not survive optimising every such model. Remove the input from the node.",
     "operator-opset": "The operator came with a newer opset than the file has: onnxruntime runs it, onnx's checker and "
     "other runtimes refuse it. Convert the file (--fix with --opset), or export it again.",
     "opset": "The opset is newer than the installed onnxruntime takes.",
