@@ -58,18 +58,16 @@ def read_lock(text: str) -> Facts:
     try:
         data = json.loads(text)
         norms = [_read_norm(each) for each in data["norms"]]
-        found = {"norms": norms}
-        if "cells" in data:
-            found["cells"] = [
-                {
-                    "name": str(e["name"]),
-                    "kind": str(e["kind"]),
-                    "facts": _texts(e["facts"]),
-                    "hashes": _texts(e["hashes"]),
-                }
-                for e in data["cells"]
-            ]
-        return found
+        cells = [
+            {
+                "name": str(e["name"]),
+                "kind": str(e["kind"]),
+                "facts": _texts(e["facts"]),
+                "hashes": _texts(e["hashes"]),
+            }
+            for e in data["cells"]
+        ]
+        return {"norms": norms, "cells": cells}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("not a lock file or a report of this version of cnorm; --lock writes one") from None
 
@@ -99,8 +97,7 @@ def _texts(given: dict[str, Any]) -> dict[str, str]:
 def compare(found: Facts, reference: Facts) -> Iterator[Finding]:
     """A finding for each norm and recurrent node that is missing, extra or different from the reference."""
     yield from _compare_norms(found["norms"], reference["norms"])
-    if "cells" in reference:  # absent from lock files of cnorm before they were added
-        yield from _compare_cells(found["cells"], reference["cells"])
+    yield from _compare_cells(found["cells"], reference["cells"])
 
 
 def _compare_cells(cells: list[dict[str, Any]], reference: list[dict[str, Any]]) -> Iterator[Finding]:
