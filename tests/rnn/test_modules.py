@@ -81,6 +81,28 @@ def test_modules_compute_what_torch_does(stack):
         agrees(cnorm.Model(nn.Sequential(*modules)), modules)
 
 
+ELU, TIED, NORM = nn.ELU(), nn.Linear(5, 5), nn.LayerNorm(5)
+REPEATED = {
+    "an activation": lambda: [nn.Linear(5, 8), ELU, nn.Linear(8, 5), ELU, nn.Linear(5, 3), ELU],
+    "a product": lambda: [TIED, nn.Tanh(), TIED],
+    "a norm": lambda: [NORM, TIED, NORM],
+    "a batch norm": lambda: [nn.Linear(5, 5), norm := normed(5), nn.Tanh(), nn.Linear(5, 5), norm],
+    "a Sequential": lambda: [inner := nn.Sequential(nn.Linear(5, 5), ELU, nn.Linear(5, 5), ELU), nn.Tanh(), inner],
+    "a cell": lambda: [cell := nn.GRU(5, 5), nn.Tanh(), cell],
+}
+
+
+@pytest.mark.parametrize("made", REPEATED)
+def test_a_module_that_stands_twice_runs_twice(made):
+    """`named_children` leaves out the second place; a Sequential runs both."""
+    modules = REPEATED[made]()
+    names = [chr(ord("a") + i) for i in range(len(modules))]
+    for whole in (modules, nn.Sequential(*modules), [nn.Sequential(*modules)]):
+        agrees(cnorm.Model(whole), modules)
+    agrees(cnorm.Model(nn.Sequential(OrderedDict(zip(names, modules, strict=True)))), modules)
+    agrees(cnorm.Model(nn.Sequential(*modules, nn.Tanh())[:-1]), modules)
+
+
 def test_a_single_module():
     lstm = nn.LSTM(5, 4)
     agrees(cnorm.Model(lstm), [lstm])
