@@ -174,13 +174,19 @@ def export(model, out, batch, check, as_json, **options):
 @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
 @SMALLEST
 @click.option("--check", "npz", type=FILE, metavar="FRAMES.npz",
-              help="Run these recordings, arrays [frames, inputs], too.")  # fmt: skip
+              help="Run these recordings, arrays [frames, inputs], too; y has the expected outputs of x.")  # fmt: skip
+@click.option("--table", is_flag=True, help="Print every row of the comparison.")
 @click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.",
               **named_values(float))  # fmt: skip
 @click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **named_values())
 @click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **named_values(int))
 @click.option("--frame", "frames", metavar="NAME", help="An input that is a part of x.", multiple=True)
-def import_(file, out, npz, **given):
+@click.option("--external-data", is_flag=True, help="Also read other data files than FILE.data, in the model's folder.")
+@click.option("--timeout", type=click.FloatRange(0, 86400, min_open=True), metavar="SECONDS",
+              help="End the child process that reads FILE after this time; else by the file's size.")  # fmt: skip
+@click.option("--memory", type=click.FloatRange(0, 1 << 20, min_open=True), metavar="GIB",
+              help="The address space of that process; else by the file's size.")  # fmt: skip
+def import_(file, out, npz, memory, **given):
     """Make a model of FILE.onnx, prove it against onnxruntime and float64, write OUT (.safetensors or .cnorm)."""
     refuse_smallest(given["smallest"], given["weights"])
     refuse_replacing(out, "OUT", file, "FILE")
@@ -188,7 +194,9 @@ def import_(file, out, npz, **given):
 
     from onnx_export.importer.command import import_file
 
-    with one_line(), Console(stderr=True).status(f"comparing {file} with the layers"):
+    given["memory"] = memory and int(memory * 2**30)
+    with one_line(), Console(stderr=True).status(f"{file}: starting") as status:
+        given["progress"] = lambda stage: status.update(f"{file}: {stage}")
         same = import_file(Console(highlight=False), file, out, npz=npz, **given)
     sys.exit(0 if same else 1)
 

@@ -19,10 +19,11 @@ returns its outputs. The blocks that they add have these operations:
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
-from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
 from onnx_export.importer.operators_of_cells import recurrent
 
 __all__ = ["COMPUTING"]
@@ -73,6 +74,8 @@ def _binary(op: str) -> Callable:
             shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
         except ValueError:
             raise Cannot("the shapes of its inputs do not fit") from None
+        if prod(shape) > MAX_NUMBERED:
+            raise Cannot(f"its result has {prod(shape)} elements, the limit is {MAX_NUMBERED}")
         a, b = (_expanded(value, shape) for value in inputs)
         if _is_elements(a) and _is_elements(b):
             return [trace.add(op, node, shape, [_each(a), _each(b)])]

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import node, normal, saved
+from graphs import imported, node, normal, saved
 from onnx import helper
 
 import cnorm
 import onnx_export
-from onnx_export.loader import imported
 
 INPUTS, UNITS = 5, 6
 MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
@@ -302,7 +301,7 @@ def test_layers_that_compute_something_else_are_refused(tmp_path, rng, monkeypat
     path = lstm_file(tmp_path / "m.onnx", rng)
     monkeypatch.setattr(cells, "_split", swapped)
     with pytest.raises(ValueError, match="the layers do not compute what the file does"):
-        onnx_export.load(path)
+        imported(path)
     unproven = onnx_export.load(path, check=False)
     assert "not compared with its file" in repr(unproven)
     assert "not compared" not in repr(cnorm.demo_model())
@@ -318,7 +317,7 @@ def test_a_file_that_only_onnxruntime_gets_wrong_is_refused_as_that(tmp_path, rn
 
     monkeypatch.setattr(proof, "check_parity", failing)
     with pytest.raises(ValueError, match="agree with float64, but onnxruntime is beyond the bound"):
-        onnx_export.load(lstm_file(tmp_path / "m.onnx", rng))
+        imported(lstm_file(tmp_path / "m.onnx", rng))
 
 
 def test_a_recurrent_node_without_hidden_size_is_refused(tmp_path, rng):
@@ -474,7 +473,7 @@ def test_the_command(tmp_path, rng, capsys):
         "x is x, y is y",
         "state h, given back by h2",
         "0: LSTM(5 -> 6",
-        "recording 0: the outputs agree",
+        "recording x against the file: the outputs agree",
         "a step: ",
     ):
         assert text in printed
@@ -490,7 +489,7 @@ def test_the_command(tmp_path, rng, capsys):
         (["--input", "sr=fast"], "sr must be a number, got 'fast'"),
         (["--dim", "T=1.5"], "T must be an integer, got '1.5'"),
         (["--dim", "T=2"], "no input has the symbolic dimension 'T'; it has 'batch', 'width'"),
-        (["--dim", "batch=0"], "dims['batch'] must be at least 1, got 0"),
+        (["--dim", "batch=0"], "--dim batch must be at least 1, got 0"),
         (["--smallest", "1"], "--smallest is an option of --weights"),
         (["../absent/m.cnorm"], "Invalid value for 'OUT': folder '../absent' does not exist"),
         (["m.onnx"], "Invalid value for 'OUT': must end in .safetensors or .cnorm, got 'm.onnx'"),

@@ -18,7 +18,6 @@ import pytest
 from click.testing import CliRunner
 
 from onnx_export import validate, validate_many
-from onnx_export.validation import child
 from onnx_export.validation.command import validate as command
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
@@ -415,7 +414,7 @@ def test_a_crash_loses_only_its_stage(stage, tmp_path, monkeypatch):
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
     crash = (
         "import json, os, sys; sys.path[:] = json.loads(sys.argv[1])\n"
-        "import onnx_export.validation.child as child\n"
+        "import onnx_export.child as child\n"
         "import onnx_export.validation.examine as module\n"
         "real = module.examine\n"
         "def examine(path, options, emit):\n"
@@ -426,7 +425,7 @@ def test_a_crash_loses_only_its_stage(stage, tmp_path, monkeypatch):
         "module.examine = examine\n"
         "child.main() #{}"
     )
-    monkeypatch.setattr(child, "_START", crash)
+    monkeypatch.setattr("onnx_export.child._START", crash)
     report = validate(path)
     codes = {f.code for f in report.findings if f.level != "note"}
     if stage == "shapes":  # done again without shape inference
