@@ -82,8 +82,8 @@ def import_model(
             raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
     except (NotImported, MemoryError):
         raise
-    except Cannot as error:
-        raise NotImported(str(error)) from None
+    except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
+        raise NotImported(f"no model can be made of it: {error}") from None
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
         raise NotImported(f"no model can be made of it: {type(error).__name__}: {error}") from None
     stage("comparing the layers with the file")

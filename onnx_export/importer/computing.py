@@ -28,7 +28,8 @@ from onnx_export.importer.operators_of_cells import recurrent
 
 __all__ = ["COMPUTING"]
 
-MAX_WINDOWS = 1 << 24  # elements
+MAX_WINDOWS = 1 << 22  # elements
+MAX_TOKENS = 1 << 14  # of one Gather
 
 
 def _is_elements(value) -> bool:
@@ -202,6 +203,8 @@ def _gather(trace, node, attributes, inputs, outputs):
     table, ids = inputs
     if np.ndim(table) != 2 or attributes.get("axis", 0) not in (0, -2):
         raise Cannot("an embedding's table must be a matrix, and its rows must be taken")
+    if ids.numbers.size > MAX_TOKENS:
+        raise Cannot(f"it takes {ids.numbers.size} rows, the limit is {MAX_TOKENS}")
     rows = []
     for number in ids.numbers.ravel().tolist():
         while (owner := trace.owner(number)).op == "integer":
