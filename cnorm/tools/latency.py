@@ -37,7 +37,8 @@ def measured(model, rate: float | None, seconds: float) -> np.ndarray:
 
 def histogram(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Counts between powers of 2, and these, in microseconds."""
-    low, high = (np.floor(np.log2(max(time, 1e-3))) for time in (times.min(), times.max()))
+    times = np.maximum(times, 1e-3)
+    low, high = np.floor(np.log2([times.min(), times.max()]))
     return np.histogram(times, 2.0 ** np.arange(low, high + 2))
 
 
@@ -45,16 +46,18 @@ def show(console, model, times: np.ndarray, rate: float | None) -> None:
     """The percentiles in a line, and the histogram: a bar for each range of times that occurred."""
     p50, p99, p999 = np.percentile(times, [50, 99, 99.9])
     how = f"at {rate:g} a second" if rate else "one after another"
-    console.print(f"{len(times)} steps {how}, one thread, {model.weights} weights", markup=False)
+    console.print(f"{len(times)} steps {how}, one thread, {model.weights} weights", markup=False, soft_wrap=True)
     slowest = f"max {times.max():.1f} us"
-    console.print(f"p50 {p50:.1f} us, p99 {p99:.1f} us, p99.9 {p999:.1f} us, {slowest}", markup=False)
+    console.print(f"p50 {p50:.1f} us, p99 {p99:.1f} us, p99.9 {p999:.1f} us, {slowest}", markup=False, soft_wrap=True)
     if rate and (late := np.mean(times > 1e6 / rate)):
-        console.print(f"{late:.3%} of the steps took longer than the {1e6 / rate:g} us of a frame", markup=False)
+        console.print(
+            f"{late:.3%} of the steps took longer than the {1e6 / rate:g} us of a frame", markup=False, soft_wrap=True
+        )
     counts, edges = histogram(times)
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
         bar = "#" * int(np.ceil(WIDTH * np.log1p(count) / np.log1p(counts.max())))
-        console.print(f"{low:9.1f} to {high:9.1f} us {count:8} {bar}".rstrip(), markup=False)
-    console.print("(a bar's length is the logarithm of its count)", markup=False)
+        console.print(f"{low:9.1f} to {high:9.1f} us {count:8} {bar}".rstrip(), markup=False, soft_wrap=True)
+    console.print("(a bar's length is the logarithm of its count)", markup=False, soft_wrap=True)
 
 
 def picture(times: np.ndarray, path) -> None:

@@ -80,12 +80,16 @@ def import_model(
         model = Model(found.chain.layers, tuple(found.chain.names.values()))
         if model.input_size != len(found.chain.frame):
             raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
+        if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
+            raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
     except (NotImported, MemoryError):
         raise
     except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
         raise NotImported(f"no model can be made of it: {error}") from None
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
-        raise NotImported(f"no model can be made of it: {type(error).__name__}: {error}") from None
+        raise NotImported(
+            f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
+        ) from None
     stage("comparing the layers with the file")
     report = prove(model, onnx_model, found) if check else None
     try:

@@ -70,7 +70,7 @@ def import_file(
         write_whole(out, model.packed_bytes())
     else:
         model.save(out)
-    console.print(f"{out}: {model.weights} weights, {model.nbytes} bytes of them", markup=False)
+    console.print(f"{out}: {model.weights} weights, {model.nbytes} bytes of them", markup=False, soft_wrap=True)
     return same
 
 
@@ -88,7 +88,7 @@ def _as_option(match: re.Match) -> str:
 def _show(console, found: Imported, table: bool) -> None:
     """The layers, the states and the comparison."""
     x, y = (printable(", ".join(names)) for names in (found.frames, found.outputs))
-    console.print(f"x is {x}, y is {y}", markup=False)
+    console.print(f"x is {x}, y is {y}", markup=False, soft_wrap=True)
     for state, result in found.states.items():
         console.print(
             f"state {printable(state)}, given back by {printable(result)}: the stream carries it", markup=False
@@ -98,9 +98,9 @@ def _show(console, found: Imported, table: bool) -> None:
             f"steps are axis {found.time_axis} of {x}; the stream carries the states from step to step", markup=False
         )
     for index, layer in enumerate(found.model.layers):
-        console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False)
+        console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False, soft_wrap=True)
     if found.report is not None:
-        console.print(found.report.table() if table else str(found.report), markup=False)
+        console.print(found.report.table() if table else str(found.report), markup=False, soft_wrap=True)
 
 
 def _compare(console, result: Received, model, npz: str) -> bool:
@@ -108,11 +108,13 @@ def _compare(console, result: Received, model, npz: str) -> bool:
     found, same = result.found, True
     for (name, x, expected), theirs in zip(recorded(npz, found.model), result.runs, strict=True):
         ours = found.model.run(x)
-        for what, y in (("the file", theirs), (npz, expected)):
+        for what, y in (("the file", theirs), (f"y of {npz}", expected)):
             if y is None:
                 continue
             comparison = found.model.check(x, np.concatenate([ours[: -len(y)], y]))
-            console.print(f"recording {clip(printable(name), 80)} against {what}: {comparison}", markup=False)
+            console.print(
+                f"recording {clip(printable(name), 80)} against {what}: {comparison}", markup=False, soft_wrap=True
+            )
             same &= comparison.ok
         if model is not found.model:
             error = float(np.abs(model.run(x) - ours).max())
@@ -137,4 +139,4 @@ def _show_times(console, result: Received, model) -> None:
     text = f"a step: {ours:.1f} us in cnorm"
     if result.step is not None:
         text += f", {result.step:.1f} us in onnxruntime, {result.step / ours:.1f} times as long"
-    console.print(f"{text} (medians of {CALLS}, one thread)", markup=False)
+    console.print(f"{text} (medians of {CALLS}, one thread)", markup=False, soft_wrap=True)

@@ -149,7 +149,8 @@ class Trace:
                 self.faults.append(f"{describe(node)}: {error}")
                 continue
             except Exception as error:  # of what the standard does not allow: the file is untrusted
-                self.faults.append(f"{describe(node)}: {type(error).__name__}: {error}")
+                text = f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
+                self.faults.append(f"{describe(node)}: {text}")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
 
@@ -269,7 +270,7 @@ class Trace:
             with np.errstate(all="ignore"):
                 results = iter(ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds))
         except Exception as error:  # onnx's kernels raise anything
-            raise Cannot(f"it can't be evaluated: {type(error).__name__}: {error}") from None
+            raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
         return [next(results) if name else None for name in node.output]
 
 

@@ -91,6 +91,11 @@ def work(request: Mapping, emit) -> None:
     except (OSError, TypeError, ValueError) as error:
         kind = next(name for name, kind in _RAISED.items() if isinstance(error, kind))
         emit("refused", [kind, str(error), []])
+    except MemoryError:
+        raise
+    except Exception as error:
+        text = f"a fault of cnorm, please report it with the file ({type(error).__name__}: {error})"
+        emit("refused", [NotImported.__name__, text, []])
 
 
 def _found(request: Mapping, stage) -> Imported:

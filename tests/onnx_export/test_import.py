@@ -482,6 +482,38 @@ def test_the_command(tmp_path, rng, capsys):
     assert loaded.run(x).tobytes() == onnx_export.load(path).run(x).tobytes()
 
 
+@pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)])
+def test_the_command_takes_a_frameworks_outputs(wrong, code, tmp_path, rng, capsys):
+    from cnorm.tools import cli
+
+    path, frames = lstm_file(tmp_path / "m.onnx", rng), tmp_path / "frames.npz"
+    x = rng.standard_normal((20, INPUTS)).astype(np.float32)
+    y = onnx_export.load(path, check=False).run(x)
+    np.savez(frames, x=x, y=y + wrong * np.float32(1e-3), x_2=x[:5])
+    options = ["--check", str(frames), "--table", "--weights", "int8", "--smallest", "1"]
+    with pytest.raises(SystemExit) as done:
+        cli.run(["import", str(path), str(tmp_path / "m.cnorm"), *options])
+    assert done.value.code == code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"frames.npz: the outputs {'differ' if wrong else 'agree'}" in printed
+    assert "recording x_2 against the file: the outputs agree" in printed
+    assert "with int8 weights: off by at most" in printed
+    assert "engine against tensor" in printed
+
+
+def test_messages_of_the_command_name_its_options(tmp_path, rng, capsys):
+    from cnorm.tools import cli
+
+    nodes = [node("Cast", "x", "f", to=1), node("MatMul", "f w", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 2]}, {"y": [1, 3]}, {"w": normal(rng, 2, 3)}, ids=["x"])
+    with pytest.raises(SystemExit) as done:
+        cli.run(["import", str(path), str(tmp_path / "m.cnorm")])
+    assert done.value.code == 2
+    assert "give it as --input x=VALUE" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ValueError, match=r"give it as inputs=\{'x': VALUE\}"):
+        onnx_export.load(path)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

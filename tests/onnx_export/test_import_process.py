@@ -49,7 +49,7 @@ def path(tmp_path, rng):
         ("os.abort()", {}, "the child process died of SIGABRT while finding the layers"),
         ("os._exit(3)", {}, "the child process died of exit 3 while finding the layers"),
         ("time.sleep(60)", {"timeout": 3}, r"the time limit was reached while \w+(.|\n)* allowed by timeout=SECONDS"),
-        ("raise KeyError('c')", {}, "unexpected KeyError: 'c' while finding the layers"),
+        ("raise KeyError('c')", {}, r"a fault of cnorm, please report it with the file \(KeyError: 'c'\)"),
         (
             "a = b''\n    while True: a += bytes(1 << 27)",
             {"memory": 1 << 30},
@@ -67,6 +67,16 @@ def test_a_child_that_ends_is_a_refusal(path, body, options, says, monkeypatch):
     with pytest.raises(NotImported, match=says) as raised:
         onnx_export.load(path, **options)
     assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("given", ["h", "c"])
+def test_one_state_of_an_lstm_as_an_input_is_a_refusal(given, tmp_path, rng):
+    weights = {"w": normal(rng, 1, 4 * UNITS, INPUTS), "r": normal(rng, 1, 4 * UNITS, UNITS)}
+    inputs = ["x", "w", "r", "", "", "h"] if given == "h" else ["x", "w", "r", "", "", "", "c"]
+    nodes = [onnx.helper.make_node("LSTM", inputs, ["y", "h2", "c2"], hidden_size=UNITS), node("Add", "y y", "z")]
+    ends = {"x": [1, 1, INPUTS], given: [1, 1, UNITS]}, {"z": [1, 1, 1, UNITS], f"{given}2": [1, 1, UNITS]}
+    with pytest.raises(NotImported, match="make both inputs, or none"):
+        onnx_export.load(saved(tmp_path / "m.onnx", nodes, *ends, weights))
 
 
 def test_limits_follow_the_size_of_the_file(path, monkeypatch):
