@@ -90,13 +90,11 @@ def _show(console, found: Imported, table: bool) -> None:
     x, y = (printable(", ".join(names)) for names in (found.frames, found.outputs))
     console.print(f"x is {x}, y is {y}", markup=False, soft_wrap=True)
     for state, result in found.states.items():
-        console.print(
-            f"state {printable(state)}, given back by {printable(result)}: the stream carries it", markup=False
-        )
+        text = f"state {printable(state)}, given back by {printable(result)}: the stream carries it"
+        console.print(text, markup=False, soft_wrap=True)
     if found.time_axis is not None:
-        console.print(
-            f"steps are axis {found.time_axis} of {x}; the stream carries the states from step to step", markup=False
-        )
+        text = f"steps are axis {found.time_axis} of {x}; the stream carries the states from step to step"
+        console.print(text, markup=False, soft_wrap=True)
     for index, layer in enumerate(found.model.layers):
         console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False, soft_wrap=True)
     if found.report is not None:
