@@ -266,6 +266,9 @@ def _conv(trace, node, attributes, inputs, outputs):
         raise Cannot(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
     if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
         raise Cannot(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
+    size = places * kernel * x.shape[1]
+    if size > MAX_WINDOWS:
+        raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
     at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
     if places == 1 and groups == 1:
         inside = (at[0] >= 0) & (at[0] < x.shape[2])
@@ -280,9 +283,7 @@ def _conv(trace, node, attributes, inputs, outputs):
 
 def _filtered(trace, node, x, weight, at, options):
     """A block `conv`; its operand has the window [channels / groups, taps] of each place and group, in this order."""
-    groups, size = options["groups"], at.size * x.shape[1]
-    if size > MAX_WINDOWS:
-        raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
+    groups = options["groups"]
     zero = trace.lift(np.zeros(1, np.float32), node).numbers
     outside = (at < 0) | (at >= x.shape[2])
     windows = np.where(outside, zero, x.numbers[0][:, np.where(outside, 0, at)])  # [channels, places, taps]

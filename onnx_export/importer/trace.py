@@ -148,6 +148,8 @@ class Trace:
             except Cannot as error:
                 self.faults.append(f"{describe(node)}: {error}")
                 continue
+            except MemoryError:
+                raise
             except Exception as error:  # of what the standard does not allow: the file is untrusted
                 text = f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
                 self.faults.append(f"{describe(node)}: {text}")
@@ -230,8 +232,9 @@ class Trace:
 
     def _check_size(self, node: onnx.NodeProto, inputs: list, numbered: int) -> None:
         """Refuse results that a small file can ask for and no memory holds."""
-        # the numbers of elements stand for values of another type
-        known = [np.shape(value) if index < numbered else value for index, value in enumerate(inputs)]
+        # numbers of elements stand for values of another type; of a Pad, as `_padded` writes it, the fill is one, too
+        unread = 0 if node.op_type == "Pad" else numbered
+        known = [np.shape(value) if index < unread else value for index, value in enumerate(inputs)]
         try:
             size = largest(node, known, self._opset_of(node))
         except ValueError as error:
