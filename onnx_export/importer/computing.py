@@ -205,6 +205,9 @@ def _gather(trace, node, attributes, inputs, outputs):
         raise Cannot("an embedding's table must be a matrix, and its rows must be taken")
     if ids.numbers.size > MAX_TOKENS:
         raise Cannot(f"it takes {ids.numbers.size} rows, the limit is {MAX_TOKENS}")
+    if ids.numbers.size * table.shape[1] > MAX_NUMBERED:
+        size = ids.numbers.size * table.shape[1]
+        raise Cannot(f"its result has {size} elements, the limit is {MAX_NUMBERED}")
     rows = []
     for number in ids.numbers.ravel().tolist():
         while (owner := trace.owner(number)).op == "integer":
