@@ -12,6 +12,8 @@ from onnx_export.recurrent import Cell
 
 __all__ = ["recurrent"]
 
+MAX_STEPS = 1 << 14  # of one call
+
 _NAMES = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "elu": "elu", "leakyrelu": "leaky_relu",
           "softplus": "softplus", "hardsigmoid": "hard_sigmoid"}  # fmt: skip
 
@@ -30,6 +32,8 @@ def recurrent(kind: str) -> Callable:
         steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
         if lengths is not None and (np.asarray(lengths) != len(steps)).any():
             raise Cannot(f"its sequence_lens are not the {len(steps)} steps of its input")
+        if len(steps) > MAX_STEPS:
+            raise Cannot(f"it takes {len(steps)} steps, the limit is {MAX_STEPS}")
         trace.sequences.append(steps)
         if steps.shape[1] != 1:
             raise Cannot(f"it takes {steps.shape[1]} rows at once, wanted 1")

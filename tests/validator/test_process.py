@@ -18,7 +18,6 @@ import pytest
 from click.testing import CliRunner
 
 from onnx_export import validate, validate_many
-from onnx_export.validation import child
 from onnx_export.validation.command import validate as command
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
@@ -335,7 +334,7 @@ def child_that(does, at):
     """What starts a child which does something, an expression, at a stage."""
     return (
         "import json, os, sys, time; sys.path[:] = json.loads(sys.argv[1])\n"
-        "import onnx_export.validation.child as child\n"
+        "import onnx_export.child as child\n"
         "import onnx_export.validation.examine as module\n"
         "real = module.examine\n"
         "def examine(path, options, emit):\n"
@@ -353,7 +352,7 @@ SLEEPS = child_that("time.sleep(600)", "run")
 
 def test_a_run_without_end_hits_the_time_limit_and_lints_are_kept(tmp_path, monkeypatch):
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
-    monkeypatch.setattr(child, "_START", SLEEPS)
+    monkeypatch.setattr("onnx_export.child._START", SLEEPS)
     report = validate(path, timeout=10)
     assert "time limit" in report.problem
     assert "stage: run" in report.problem
@@ -366,7 +365,7 @@ def test_an_interrupt_ends_the_child_without_a_verdict(tmp_path):
     # a shell starts background jobs with interrupts ignored, which their child processes inherit
     heed = (
         "import runpy, signal\n"
-        "import onnx_export.validation.child as child\n"
+        "import onnx_export.child as child\n"
         f"child._START = {SLEEPS!r}\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "runpy.run_module('onnx_export.validation', run_name='__main__')"
@@ -418,7 +417,7 @@ def test_the_memory_limit_counts_what_is_needed_and_is_named(tmp_path):
 def test_a_crash_loses_only_its_stage(stage, tmp_path, monkeypatch):
     """The child is killed as by a segmentation fault in the runtime."""
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
-    monkeypatch.setattr(child, "_START", child_that("os.kill(os.getpid(), 11)", stage))
+    monkeypatch.setattr("onnx_export.child._START", child_that("os.kill(os.getpid(), 11)", stage))
     report = validate(path)
     codes = {f.code for f in report.findings if f.level != "note"}
     if stage == "shapes":  # done again without shape inference
