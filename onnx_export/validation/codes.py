@@ -45,6 +45,9 @@ CODES = {
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
     "are finite.",
     "no-result": "The operator's first output has no name; it is not optional, and onnxruntime refuses the file.",
+    "not-judged": "A recurrent operator of another domain than ONNX's own (DynamicQuantizeLSTM), or a recurrence that "
+    "no operator names: a Loop, steps written out, or one step in elementary operators. What it computes is not known "
+    "to be right. Prove the results of the model (--input and --outputs), or export the operator LSTM, GRU or RNN.",
     "not-exercised": "The run gave no row of this norm to judge: a branch not taken, a loop not entered, no rows, or "
     "NaN in all of them. Give inputs that reach it (--input).",
     "notes": "Notes, which say nothing against the file, are counted here; --notes shows them.",
@@ -58,7 +61,10 @@ CODES = {
     "its error is that of such a sum. The file is sound; the message names the optimiser to disable.",
     "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts the main "
     "graph only.",
+    "outputs-agree": "The outputs are those of the file given with --outputs, up to rounding.",
     "outputs-differ": "The outputs are not those of the file given with --outputs.",
+    "recurrence": "A recurrence that no operator names, with norms or recurrent nodes in its step. These are judged; "
+    "the products and gates of the step are not. --input and --outputs prove the results of the model.",
     "refused": "The file was refused for safety: it is too large or too deep, or its tensors lie in files that may not "
     "be read. --external-data and --data-root allow files that you trust.",
     "risky": "All rows of the run are within the bound, but not all stress rows: large means, huge or tiny values, "
@@ -73,11 +79,15 @@ CODES = {
     "shapes": "Shape inference failed; less can be said of axes and counts.",
     "sizes": "The model does not run with the default sizes of free dimensions and was run with others, or is so large "
     "that not all rows were judged or stressed. Give real inputs (--input), or sizes (--batch, --dim, --size).",
+    "shared-state": "Two initial states are one value: h and c of an LSTM, or those of two nodes. torch.onnx.export("
+    "dynamo=True) merges inputs whose examples are one tensor: give each state an example of its own.",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "stateless-step": "A graph of one step whose recurrent node begins with a stored state, and whose last state is no "
     "output: called once for each frame, it forgets. Make the states inputs and outputs.",
     "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
     "report, look for it among these.",
+    "unused-input": "No node reads this input of the model: what a caller gives changes nothing. Where it is a state, "
+    "the exporter may have taken another one in its place.",
     "unlike-others": "At least three norms of the file agree on something in which this one differs, or this one "
     "shares its scale with another where the rest have scales of their own.",
     "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one, or an operator "

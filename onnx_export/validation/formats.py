@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 from cnorm.text import printable
 from onnx_export.validation.codes import CODES
 from onnx_export.validation.report import (
+    NOT_JUDGED,
+    RECURRENCE,
     SOUND,
     UNSOUND,
     VERDICT_LEVELS,
@@ -21,6 +23,7 @@ from onnx_export.validation.report import (
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MOST_NAMES = 3
+_ALWAYS = ("not-exercised", "not-judged", "unclaimed")  # notes that are printed without --notes
 _COLOURS = {
     "ok": "green",
     "near miss": "yellow",
@@ -28,6 +31,7 @@ _COLOURS = {
     "inaccurate": "red",
     "wrong": "bold red",
     "not exercised": "dim",
+    NOT_JUDGED: "yellow",
 }
 
 
@@ -49,7 +53,7 @@ def all_findings(report: ValidationReport) -> list[Finding]:
 def shown_findings(report: ValidationReport, notes: bool) -> list[Finding]:
     """The findings to print, equal ones merged; with notes, or with one on their number."""
     found = digest(all_findings(report))
-    hidden = [] if notes else [each for each in found if each.level == "note" and each.code != "not-exercised"]
+    hidden = [] if notes else [each for each in found if each.level == "note" and each.code not in _ALWAYS]
     shown = [each for each in found if each not in hidden]
     if hidden:
         codes = ", ".join(dict.fromkeys(each.code for each in hidden))
@@ -103,6 +107,8 @@ def cell_facts(cell: CellReport) -> str:
     """What a recurrent node is: its sizes, and the facts that are not what they usually are."""
     usual = {"direction": "forward", "initial_h": "zeros", "initial_c": "zeros", "sequence_lens": "all"}
     told = {name.replace("_", " "): fact for name, fact in cell.facts.items() if usual.get(name) != fact}
+    if cell.kind == RECURRENCE:
+        return f"{cell.kind}, {', '.join(told.values())}"
     sizes = f"{cell.inputs or '?'} -> {cell.units or '?'}"
     return ", ".join([f"{cell.kind} {sizes}", *(f"{name} {fact}" for name, fact in told.items())])
 
@@ -173,8 +179,10 @@ def junit(reports: list[ValidationReport], **how: bool) -> str:
                 kind = "error" if finding.code in ("cannot-validate", "refused") else "failure"
                 ElementTree.SubElement(place, kind, type=finding.code, message=_xml(_said(finding)))
                 failures += 1
-            elif finding.code == "not-exercised":
+            elif finding.code in ("not-exercised", "not-judged"):
                 ElementTree.SubElement(place, "skipped", message=_xml(finding.message))
+        if not report.judged and not report.problem and not report.compared:
+            ElementTree.SubElement(whole, "skipped", message=_xml(report.summary()))
         told = [f"{each.level}[{each.code}]: {_said(each)}" for each in found if each.level not in failing]
         ElementTree.SubElement(whole, "system-out").text = _xml("\n".join([*told, report.conclusion(**how)]), "\n")
         suite = ElementTree.SubElement(root, "testsuite", name=_xml(report.path), tests=str(len(cases) + 1))

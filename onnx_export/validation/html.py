@@ -22,9 +22,9 @@ dt { color: #59636e; }
 dd { margin: 0; overflow-wrap: anywhere; }
 .verdict { display: inline-block; padding: 0 .6em; border-radius: 1em; font-weight: 600; }
 .ok, .passed { background: #dafbe1; color: #116329; }
-.risky, .near, .cannot { background: #fff8c5; color: #7d4e00; }
+.risky, .near, .cannot, .judged { background: #fff8c5; color: #7d4e00; }
 .inaccurate, .wrong, .failed, .refused { background: #ffebe9; color: #a40e26; }
-.exercised { background: #eaeef2; color: #59636e; }
+.exercised, .nothing { background: #eaeef2; color: #59636e; }
 .error { color: #a40e26; }
 .warning { color: #7d4e00; }
 .note { color: #59636e; }

@@ -41,6 +41,7 @@ def compare(run: Run, file: str, seed: int) -> Iterator[Finding]:
         if file:
             raise Unreadable(f"--outputs: {error}") from error
         return
+    differs = False
     for name, expected in wanted.items():
         for level, values in results.items():
             error, size = _difference(values[name], expected)
@@ -50,7 +51,10 @@ def compare(run: Run, file: str, seed: int) -> Iterator[Finding]:
                     f"rounding explains {allowed[name]:.2g}"
                 )
                 yield Finding("error", "outputs-differ", message)
+                differs = True
                 break
+    if wanted and not differs:
+        yield Finding("note", "outputs-agree", "the outputs are those of --outputs, within what rounding explains")
     differences = {name: _difference(results["all"][name], plain) for name, plain in results["off"].items()}
     drifts = {name: error / size for name, (error, size) in differences.items() if size > 0 and error > 0}
     if drifts and not run.random:

@@ -299,7 +299,8 @@ def test_non_norms_are_counted_in_a_note(form, tmp_path):
     assert report.norms == []
     assert report.exit_code(strict=True) == 0
     (note,) = [f for f in report.findings if f.code == "unclaimed"]
-    assert "belong to no norm" in note.message
+    assert "to none" in note.message
+    assert report.conclusion() == f"nothing was checked: no norm or recurrent operator was recognised; {note.message}"
 
 
 OWN = {
