@@ -39,7 +39,8 @@ CODES = {
     "narrow-statistics": "Mean and variance are computed in a narrower type than the input has.",
     "near-miss": "The nodes resemble a norm but do not compute one; the message says why. An error for forms that "
     "nobody intends: mean and variance over different axes, no root, an exponent that is no even integer, a count "
-    "other than n and n - 1, a product with the deviation instead of a quotient. Use the framework's own operator "
+    "other than n and n - 1, a product with the deviation instead of a quotient, an average of other elements than the "
+    "row's subtracted from x. Use the framework's own operator "
     "(nn.LayerNorm, keras.layers.LayerNormalization), or the biased variance (var(unbiased=False)) with eps added to "
     "it before the root.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
@@ -72,7 +73,8 @@ CODES = {
     "runtime-limit": "On these rows onnxruntime's own operator fails as well, or adds the elements of a row one after "
     "another: no file is to blame.",
     "scale-axis": "The result of the norm is multiplied by a constant that varies along other axes than the normalised "
-    "ones. Gains for each channel or head do so; a norm over the wrong axis does, too.",
+    "ones. Gains for each channel or head do so, along axes before the normalised ones: a note. A norm over the wrong "
+    "axis does, too: a warning where the scale varies along a later axis.",
     "scale-nan": "The scale holds NaN or Inf. Look at the training run or the conversion of the weights.",
     "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
     "axes: reshape the scale to the normalised axes.",

@@ -393,6 +393,7 @@ def _describe(norm: Norm) -> NormReport:
         near_miss=norm.near_miss,
         scale_hash=_hash(norm, norm.scale),
         bias_hash=_hash(norm, norm.bias),
+        of=norm.of,
         normal=normal_form(norm),
     )
 

@@ -100,7 +100,17 @@ def facts(each: NormReport | CellReport) -> str:
     if isinstance(each, CellReport):
         return f"{cell_facts(each)}{error}"
     axes = "all axes" if each.axes is None else f"axes {','.join(map(str, each.axes))}"
-    return f"{each.formula}, {axes}, eps {each.eps:.7g}, {each.variance}, {each.compute_dtype}{error}"
+    return f"{formula(each)}, {axes}, eps {each.eps:.7g}, {_variance(each)}{each.compute_dtype}{error}"
+
+
+def formula(norm: NormReport) -> str:
+    """What a norm is, and of which value."""
+    return f"{norm.formula} of {norm.of}" if norm.of else norm.formula
+
+
+def _variance(norm: NormReport) -> str:
+    """How the variance is computed; the mean square of an RMS norm is not centred."""
+    return "" if norm.formula == "rms" and norm.variance == "centred" else f"{norm.variance}, "
 
 
 def cell_facts(cell: CellReport) -> str:
@@ -234,6 +244,6 @@ def _columns(each: NormReport | CellReport) -> tuple[str, str, str]:
     if isinstance(each, CellReport):
         return cell_facts(each), "", ""
     scale, bias = ("·scale" if each.scale else ""), ("+bias" if each.bias else "")
-    what = f"{each.formula}{scale}{bias}, {each.variance}, {each.compute_dtype}"
+    what = f"{formula(each)}{scale}{bias}, {_variance(each)}{each.compute_dtype}"
     axes = "all" if each.axes is None else ",".join(map(str, each.axes))
     return what, axes, f"{each.eps:.7g}"

@@ -6,7 +6,7 @@ from html import escape
 from math import isfinite, log10
 
 from cnorm.text import printable
-from onnx_export.validation.formats import all_findings, cell_facts
+from onnx_export.validation.formats import all_findings, cell_facts, formula
 from onnx_export.validation.report import CellReport, NormReport, ValidationReport
 
 _STYLE = """
@@ -67,7 +67,7 @@ def page(report: ValidationReport, **how: bool) -> str:
 def _norm(norm: NormReport) -> str:
     facts = {
         "where": norm.scope,
-        "form": f"{norm.formula}, {norm.form}",
+        "form": f"{formula(norm)}, {norm.form}",
         "near miss": norm.near_miss,
         "axes": "all" if norm.axes is None else ", ".join(map(str, norm.axes)),
         "eps": f"{norm.eps:.9g} ({norm.eps_dtype})",

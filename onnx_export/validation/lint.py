@@ -215,9 +215,10 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
 
 
 def _scale_axis(norm: Norm, finding) -> Iterator[Finding]:
-    """A note on a constant that multiplies the result and varies along other axes than the normalised ones only.
+    """A constant that multiplies the result and varies along other axes than the normalised ones only.
 
-    Not an error: gains for each channel or head are such constants.
+    A note where these come before the normalised ones: gains for each channel or head are such constants. Else a
+    warning: the norm is over the wrong axis.
     """
     shape = norm.scope.shape(norm.x)
     if norm.operator or norm.axes is None or shape is None:
@@ -226,7 +227,7 @@ def _scale_axis(norm: Norm, finding) -> Iterator[Finding]:
     axes = set() if value is None or value.ndim > len(shape) else varying(value, len(shape))
     if axes and axes.isdisjoint(norm.axes):
         message = f"its mean is over axes {list(norm.axes)}, but its scale varies along {sorted(axes)}"
-        yield finding("note", "scale-axis", message)
+        yield finding("warning" if max(axes) > min(norm.axes) else "note", "scale-axis", message)
 
 
 def _multiplier(norm: Norm) -> str:

@@ -61,6 +61,8 @@ class NormReport:
         (conditioning, error / bound, origin) of tapped and stress rows, for the plot.
     scale_hash, bias_hash : str
         Hashes of the stored values; "computed" if the graph computes them, empty if there are none.
+    of : str
+        "x - f(x)" for an RMS norm of such a difference, else empty.
     normal : dict
         What `lock.compare` compares (`normal.normal_form`).
     """
@@ -88,6 +90,7 @@ class NormReport:
     points: list[list[Any]] = field(default_factory=list, repr=False)
     scale_hash: str = ""
     bias_hash: str = ""
+    of: str = ""
     normal: dict[str, Any] = field(default_factory=dict, repr=False)
 
 

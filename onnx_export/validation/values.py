@@ -281,6 +281,26 @@ class Values:
         return value.ndim <= len(shape) and varying(value, len(shape)) <= set(self.axes(axes, x))
 
 
+def ancestors(scope: Scope, name: str, most: int = 64) -> list[str]:
+    """The values from which one is computed, nearest first, up to a limit."""
+    reached, seen = [name], {name}
+    for current in reached:
+        node = scope.producer(current)
+        for each in node.input if node is not None and len(reached) < most else ():
+            if each and each not in seen and scope.constant(each) is None:
+                seen.add(each)
+                reached.append(each)
+    return reached[1:]
+
+
+def fits(value: np.ndarray, shape: tuple[int | None, ...] | None) -> bool:
+    """Whether a constant may multiply values of this shape without making them larger."""
+    if shape is None:
+        return value.size == 1 or value.ndim == 1
+    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+    return value.ndim <= len(shape) and all(own == 1 or size in (None, own) for own, size in pairs)
+
+
 def varying(value: np.ndarray, rank: int) -> set[int]:
     """The axes of x, of this rank, along which a scale or bias varies."""
     return {rank - value.ndim + index for index, size in enumerate(value.shape) if size != 1}
