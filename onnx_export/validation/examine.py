@@ -40,7 +40,7 @@ from onnx_export.validation.normal import normal_form
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 from onnx_export.validation.recurrent import Recurrent
-from onnx_export.validation.report import NOT_JUDGED, CellReport, Finding, NormReport, ValidationReport
+from onnx_export.validation.report import NOT_JUDGED, CellReport, Finding, NormReport, ValidationReport, many
 from onnx_export.validation.run import Candidate, Case, Run
 from onnx_export.validation.weights import put_back, set_aside
 
@@ -312,9 +312,10 @@ def _fix(run: Run, candidates, cases: list[Case], reset, report: ValidationRepor
         everything = [judged.get(position, candidate) for position, candidate in enumerate(candidates)]
         report.fixed = repair(Path(options.fix), run.model, everything, run.feeds)
         if done:
-            report.fixed.append(f"set linear_before_reset = 1 in {done} GRUs: wrote {options.fix}")
             if not any(" as LayerNormalization over" in line for line in report.fixed):
                 write_whole(options.fix, run.model.SerializeToString())
+                del report.fixed[-1]  # that nothing was written
+            report.fixed.append(f"set linear_before_reset = 1 in {many(done, 'GRU')}: wrote {options.fix}")
     except OSError as error:
         report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
     except CannotRepair as error:

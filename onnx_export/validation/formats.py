@@ -9,8 +9,10 @@ from xml.etree import ElementTree
 from cnorm.text import printable
 from onnx_export.validation.codes import CODES
 from onnx_export.validation.report import (
+    CANNOT,
     NOT_JUDGED,
     RECURRENCE,
+    REFUSED,
     SOUND,
     UNSOUND,
     VERDICT_LEVELS,
@@ -19,10 +21,12 @@ from onnx_export.validation.report import (
     NormReport,
     ValidationReport,
     failing_levels,
+    many,
 )
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MOST_NAMES = 3
+_PROBLEMS = ("cannot-validate", "refused")
 _ALWAYS = ("not-exercised", "not-judged", "unclaimed")  # notes that are printed without --notes
 _COLOURS = {
     "ok": "green",
@@ -83,11 +87,17 @@ def lines(report: ValidationReport, *, notes: bool = False, **how: bool) -> Iter
     path = printable(report.path)
     for each in report.judged:
         yield printable(f"{path}: {each.verdict}: {each.name}: {facts(each)}")
-    for finding in shown_findings(report, notes):
+    for finding in _before_conclusion(report, notes, **how):
         yield printable(f"{path}: {finding.level}[{finding.code}]: {_said(finding)}")
     for line in report.fixed:
         yield printable(f"{path}: {line}")
     yield printable(f"{path}: {report.conclusion(**how)}")
+
+
+def _before_conclusion(report: ValidationReport, notes: bool, **how: bool) -> list[Finding]:
+    """The findings to print before the conclusion, which says itself why a file could not be validated."""
+    said = report.exit_code(**how) in (CANNOT, REFUSED)
+    return [each for each in shown_findings(report, notes) if not (said and each.code in _PROBLEMS)]
 
 
 def _said(finding: Finding) -> str:
@@ -96,11 +106,19 @@ def _said(finding: Finding) -> str:
 
 def facts(each: NormReport | CellReport) -> str:
     """What a norm or a recurrent node is, and its error, in one line."""
-    error = "" if each.error is None or each.bound is None else f", error {each.error:.0e} of {each.bound:.0e}"
+    error = "" if each.error is None or each.bound is None else ", error {} of {}".format(*_numbers(each))
     if isinstance(each, CellReport):
         return f"{cell_facts(each)}{error}"
     axes = "all axes" if each.axes is None else f"axes {','.join(map(str, each.axes))}"
     return f"{formula(each)}, {axes}, eps {each.eps:.7g}, {_variance(each)}{each.compute_dtype}{error}"
+
+
+def _numbers(each: NormReport | CellReport) -> tuple[str, str]:
+    """Error and bound with one digit, with three where they would look alike; empty where there are none."""
+    known = each.error is not None and each.bound is not None
+    digits = 2 if known and f"{each.error:.0e}" == f"{each.bound:.0e}" else 0
+    error, bound = ("" if value is None else f"{value:.{digits}e}" for value in (each.error, each.bound))
+    return error, bound
 
 
 def formula(norm: NormReport) -> str:
@@ -132,6 +150,21 @@ def github(report: ValidationReport, *, notes: bool = False, **how: bool) -> Ite
     yield printable(f"{report.path}: {report.conclusion(**how)}")
 
 
+def overview(reports: list[ValidationReport], **how: bool) -> str:
+    """What became of several files, in one line; `how` are the options of `ValidationReport.exit_code`."""
+    outcomes = [report.conclusion(**how).partition(":")[0] for report in reports]
+    warned = sum(r.levels()["warning"] > 0 for o, r in zip(outcomes, reports, strict=True) if o == "passed")
+    words = {
+        "passed": "passed" + f" ({warned} with warnings)" * bool(warned),
+        "failed": "failed",
+        "cannot validate": "could not be validated",
+        "refused": "refused",
+        "nothing was checked": "with nothing that was checked",
+    }
+    counts = [f"{outcomes.count(each)} {said}" for each, said in words.items() if each in outcomes]
+    return f"{many(len(reports), 'file')}: {', '.join(counts)}"
+
+
 def _escaped(text: str, more: str = "") -> str:
     text = printable(text)
     return "".join(f"%{ord(c):02X}" if c in "%\r\n" + more else c for c in text)
@@ -145,6 +178,8 @@ def sarif(reports: list[ValidationReport], **how: bool) -> str:
         for finding in all_findings(report):
             rules.setdefault(finding.code)
             location = {"physicalLocation": {"artifactLocation": {"uri": report.path.replace("\\", "/")}}}
+            if finding.norm:
+                location["logicalLocations"] = [{"fullyQualifiedName": printable(finding.norm)}]
             text = printable(_said(finding)) or finding.code
             results.append(
                 {"ruleId": finding.code, "level": finding.level, "message": {"text": text}, "locations": [location]}
@@ -186,7 +221,7 @@ def junit(reports: list[ValidationReport], **how: bool) -> str:
         for finding in found:
             place = cases.get(finding.norm, whole)
             if finding.level in failing:
-                kind = "error" if finding.code in ("cannot-validate", "refused") else "failure"
+                kind = "error" if finding.code in _PROBLEMS else "failure"
                 ElementTree.SubElement(place, kind, type=finding.code, message=_xml(_said(finding)))
                 failures += 1
             elif finding.code in ("not-exercised", "not-judged"):
@@ -223,14 +258,13 @@ def show(report: ValidationReport, console, *, notes: bool = False, **how: bool)
             table.add_row(
                 text(each.name if each.name.startswith(each.scope) else f"{each.name} ({each.scope})"),
                 *map(text, _columns(each)),
-                text("" if each.error is None else f"{each.error:.0e}"),
-                text("" if each.bound is None else f"{each.bound:.0e}"),
+                *map(text, _numbers(each)),
                 text(f"{each.verdict} ({each.blame})" if each.blame else each.verdict, _COLOURS[each.verdict]),
             )
         console.print(table)
-    for finding in shown_findings(report, notes):
+    for finding in _before_conclusion(report, notes, **how):
         style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
-        if finding.code in ("cannot-validate", "refused"):
+        if finding.code in _PROBLEMS:
             console.print(text(f"{finding.code.replace('-', ' ')}: {finding.message}", "bold red"))
         else:
             console.print(text(f"{finding.level}[{finding.code}] {_said(finding)}", style))
