@@ -72,6 +72,20 @@ def test_a_clip_and_a_step_that_forgets_are_found_without_a_name_for_y(tmp_path)
     assert warned(report) == {"stateless-step"}
 
 
+@pytest.mark.parametrize("weight", [0.3, 0.45])
+def test_the_rounding_of_a_saturated_output_is_no_difference(weight, tmp_path):
+    stored = {"W": np.full((1, 4, 2), weight, "f"), "R": np.full((1, 4, 4), weight, "f")}
+    node = helper.make_node("RNN", ["x", "W", "R"], ["", "h"], hidden_size=4)
+    path = saved(tmp_path / "m.onnx", [node], {"x": [3, 1, 2]}, {"h": [1, 1, 4]}, stored)
+    x, h = np.array([[[1, 2]], [[3, 4]], [[5, 6]]], "f"), np.zeros((1, 4))
+    for t in range(3):
+        h = np.tanh(x[t] @ stored["W"][0].astype(float).T + h @ stored["R"][0].astype(float).T)
+    np.savez(tmp_path / "in.npz", x=x)
+    for off, code in ((0.0, 0), (2e-6, 1)):
+        np.savez(tmp_path / "out.npz", h=(h[None] - off).astype("f"))
+        assert validate(path, input=tmp_path / "in.npz", outputs=tmp_path / "out.npz").exit_code() == code
+
+
 # ------------------------------------------------------------------------------------------------ other domains
 
 
