@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
-from itertools import count
+from itertools import chain, count
 
 import onnx
 
@@ -47,6 +48,22 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from graph.node
     for function in model.functions:
         yield from function.node
+
+
+def free_prefix(model: onnx.ModelProto, stem: str) -> str:
+    """A prefix that is new to the model: `stem` or `stem` and a number, such that no name begins with it and "_"."""
+    taken = {match[1] for match in map(re.compile(rf"{stem}(\d*)_").match, _names(model)) if match}
+    return stem + next(number for number in chain([""], map(str, count(2))) if number not in taken)
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str]:
+    """The name of every value in all graphs and functions of the model."""
+    for graph in model_graphs(model):
+        for field in (graph.input, graph.output, graph.initializer, graph.value_info):
+            yield from (each.name for each in field)
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for owner in chain(model_nodes(model), model.functions):
+        yield from (*owner.input, *owner.output)
 
 
 def settle_references(model: onnx.ModelProto) -> None:
