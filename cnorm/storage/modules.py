@@ -55,9 +55,9 @@ def _is_sequential(one: Any) -> bool:
     return _is_module(one) and of.__name__ == "Sequential" and of.__module__ == "torch.nn.modules.container"
 
 
-def _children(sequential: Any) -> list[tuple[str, Any]]:
-    """What its forward runs; `named_children` leaves out a module that stands a second time."""
-    return list(sequential._modules.items())
+def _children(module: Any) -> Iterable[tuple[str, Any]]:
+    """Names and modules, each as often as it stands there: named_children() leaves repetitions out."""
+    return module._modules.items()
 
 
 def _says_its_layers(module: Any) -> bool:

@@ -241,3 +241,12 @@ def test_a_batch_norm_is_folded_into_a_convolution():
     assert model.check(x.reshape(20, -1).numpy(), y.numpy()).ok
     with pytest.raises(ValueError, match=r"layers\[1\], BatchNorm1d: mean must have shape \(4,\)"):
         cnorm.Model([cnorm.Conv1d(first, positions=7), normed(5)])
+
+
+def test_a_forward_set_on_an_instance_is_refused():
+    linear, whole = nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5))
+    for module in (linear, whole):
+        module.forward = lambda x: 2 * x
+    for make in (lambda: cnorm.Model([linear]), lambda: cnorm.Model(whole), lambda: cnorm.Linear(linear)):
+        with pytest.raises(ValueError, match="must have the forward of its class"):
+            make()
