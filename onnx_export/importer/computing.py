@@ -258,8 +258,13 @@ def _conv(trace, node, attributes, inputs, outputs):
     x, weight, bias = (*inputs, None)[:3]
     if _is_elements(weight) or _is_elements(bias) or not _is_elements(x):
         raise Cannot("its weights must be constants")
-    if len(x.shape) != 3 or np.ndim(weight) != 3 or x.shape[0] != 1:
+    if len(x.shape) != 3 or np.ndim(weight) != 3:
         raise Cannot(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
+    if x.shape[0] != 1:
+        if not trace.rows:
+            raise Cannot(f"it takes {x.shape[0]} rows at once, wanted 1")
+        rows = [_conv(trace, node, attributes, [Elements(row[None]), weight, bias], 1)[0] for row in x.numbers]
+        return [Elements(np.concatenate([row.numbers for row in rows]))]
     kernel, stride = weight.shape[2], int(attributes.get("strides", [1])[0])
     dilation, groups = int(attributes.get("dilations", [1])[0]), int(attributes.get("group", 1))
     reach = (kernel - 1) * dilation + 1

@@ -58,6 +58,8 @@ class Trace:
         The shapes of the inputs that vary from frame to frame.
     constants : mapping of str to ndarray
         Values of the other inputs.
+    rows : bool
+        Whether recurrent operators may take several rows.
 
     Attributes
     ----------
@@ -72,7 +74,10 @@ class Trace:
         behind them are judged by operator.
     """
 
-    def __init__(self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray]):
+    def __init__(
+        self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray], *, rows: bool = False
+    ):
+        self.rows = rows
         self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
