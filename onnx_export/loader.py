@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
@@ -87,6 +88,11 @@ def load(
         Its frame is the elements of the file's frame, or frames one behind another in the order of the file, y the
         outputs'. Inputs of integers are token ids, where they are the indices of a Gather of a constant table.
 
+    Warns
+    -----
+    UserWarning
+        If a call of the file is one step and keeps no state, which the model's stream carries.
+
     Raises
     ------
     OSError
@@ -101,7 +107,12 @@ def load(
     given = {"inputs": inputs, "states": states, "dims": dims, "frames": frames}
     limits = {"external_data": external_data, "timeout": timeout, "memory": memory}
     found = imported(path, **given, check=check, **limits)
-    return found.model if isinstance(found, Imported) else found
+    if not isinstance(found, Imported):
+        return found
+    if found.time_axis is None:
+        for note in found.notes:
+            warnings.warn(f"{path}: {note}", stacklevel=2)
+    return found.model
 
 
 def imported(path, **options) -> Imported | Model:

@@ -42,6 +42,8 @@ class Imported:
         The axis of the frame that counts steps.
     report : ParityReport or None
         The comparison of single steps; None without one (`check=False`, or a model that reads both directions).
+    notes : tuple of str
+        What a stream does otherwise than calls of the file.
     file : FileRun or None
         The file itself, to run beside the model; None where it was read in another process.
     """
@@ -52,6 +54,7 @@ class Imported:
     states: dict[str, str]
     time_axis: int | None
     report: ParityReport | None
+    notes: tuple[str, ...] = ()
     file: FileRun | None = None
 
 
@@ -90,9 +93,24 @@ def import_model(
             f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
         ) from None
     stage("comparing the layers with the file")
-    report = prove(model, onnx_model, found) if check else None
     try:
+        report = prove(model, onnx_model, found) if check else None
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, file)
+    notes = _notes(model, found, file)
+    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+
+
+def _notes(model: Model, found, file) -> tuple[str, ...]:
+    """What the owner of the file may not expect of a stream."""
+    if found.time_axis is not None:
+        window = f"a call of the file takes {file.steps} frames from its initial state: reset the stream as often"
+        return (window,) if file.steps else ()
+    if all(cell.old for cell in found.chain.cells):
+        return ()
+    largest = max(
+        (abs(w).max() for one in model.layers for n, w in one.weights.items() if n in ("h0", "c0")), default=0
+    )
+    start = f", from a stored initial state of up to {largest:.3g}" if largest else ""
+    return (f"the file keeps no state between calls, so each begins anew{start}; the stream carries the state",)

@@ -95,6 +95,8 @@ def _show(console, found: Imported, table: bool) -> None:
     if found.time_axis is not None:
         text = f"steps are axis {found.time_axis} of {x}; the stream carries the states from step to step"
         console.print(text, markup=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     for index, layer in enumerate(found.model.layers):
         console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False, soft_wrap=True)
     if found.report is not None:

@@ -6,6 +6,8 @@ import pytest
 from graphs import imported, node, normal, saved
 from onnx import TensorProto, helper
 
+import onnx_export
+
 UNITS = 8
 TURN, BACK = node("Transpose", "x", "xt", perm=[1, 2, 0]), node("Transpose", "ct", "z", perm=[2, 0, 1])  # [T, 1, U]
 SIZE = node("Shape", "x", "size"), node("Gather", "size zero", "steps", axis=0)
@@ -166,3 +168,17 @@ def test_an_output_that_equals_a_state_is_kept(tmp_path, rng):
     found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, UNITS], "h": state}, outputs, stored))
     assert found.model.output_size == UNITS + 3
     assert set(found.outputs) == {"e", "y"}
+
+
+@pytest.mark.parametrize("start", [0.0, 0.2])
+def test_a_file_that_keeps_no_state_is_loaded_with_a_word(start, tmp_path, rng):
+    """Each call begins anew, the stream goes on."""
+    nodes = [node("GRU", "x W R B none h0", "Y", hidden_size=UNITS), node("Reshape", "Y row", "y")]
+    nodes[0].input[4] = ""
+    sizes = {"W": (1, 3 * UNITS, UNITS), "R": (1, 3 * UNITS, UNITS), "B": (1, 6 * UNITS)}
+    stored = {name: normal(rng, *shape) for name, shape in sizes.items()} | {"row": np.array([1, UNITS])}
+    stored["h0"] = np.full((1, 1, UNITS), start, np.float32)
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, UNITS]}, {"y": [1, UNITS]}, stored)
+    with pytest.warns(UserWarning, match="keeps no state between calls") as said:
+        onnx_export.load(path)
+    assert ("a stored initial state of up to 0.2" in str(said[0].message)) == bool(start)
