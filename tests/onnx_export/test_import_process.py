@@ -120,7 +120,9 @@ def test_a_script_needs_no_main_and_imports_neither_onnx_nor_onnxruntime(path, t
 
 def test_an_interrupt_ends_the_child_too(path):
     """As Ctrl-C does: a KeyboardInterrupt here, the child killed."""
-    code = f"import onnx_export.child as c, onnx_export; c._START = {STUB.format('time.sleep(60)')!r}\n"
+    # a shell starts background jobs with interrupts ignored, which their child processes inherit
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += f"import onnx_export.child as c, onnx_export; c._START = {STUB.format('time.sleep(60)')!r}\n"
     code += f"onnx_export.load({str(path)!r})"
     process = subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
     children, child = Path(f"/proc/{process.pid}/task/{process.pid}/children"), ""
