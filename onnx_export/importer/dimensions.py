@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnx_export.importer.elements import Cannot, Elements
-from onnx_export.importer.frames import MAX_REACH, Reach, thresholds
+from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds
 from onnx_export.importer.trace import Trace
 
 __all__ = ["frames_of", "open_dimensions", "shape_of"]
@@ -61,7 +61,10 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["open_axes"].append(axes)
         if found.mixed or not found.trace.faults:
             remedy = f"; if {label!r} has one size, give it by dims"
-            faults = [fault + remedy for fault in found.faults(results)]
+            faults = found.faults(results)
+            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
+                faults += counted(model, found, more)
+            faults = [fault + remedy for fault in faults]
             fields["mixed"] += [(axes, faults)] if faults else []
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnx_export.importer.elements import Block, Elements
 from onnx_export.nodes import subgraphs
 
-__all__ = ["MAX_REACH", "Reach", "thresholds"]
+__all__ = ["MAX_REACH", "Reach", "counted", "thresholds"]
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -26,6 +26,12 @@ SIZES = {
     "Reshape", "Expand", "Split", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Cast", "Flatten", "Softmax",
     "Constant", "ConstantOfShape", "LSTM", "GRU", "RNN", "LayerNormalization", "BatchNormalization", "Gemm", "Shape",
 }  # fmt: skip
+# What is constant on both sides of a limit, so that runs beside it show nothing.
+JUDGING = {
+    "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Mod", "Div", "Clip", "Floor", "Ceil",
+    "Round", "Sign", "Relu", "Abs",
+}  # fmt: skip
+PARTS = {"Slice", "Gather", "GatherElements", "GatherND", "Split"}  # of a table, whose end no run may reach
 MOST_INTEGERS = 64  # of a tensor: longer ones are tables of indices
 
 
@@ -48,9 +54,13 @@ def thresholds(model: onnx.ModelProto) -> dict[int, str]:
                 if (tensor := stored.get(name)) is not None and np.prod(tensor.dims) <= MOST_INTEGERS:
                     array = numpy_helper.to_array(tensor)
                     numbers += array.ravel().tolist() if array.dtype.kind in "iu" else []
-            place = f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
+            place = place_of(node)
             found |= {abs(number): place for number in numbers if abs(number) < 2**31 - 1}  # beyond: to the end
     return found
+
+
+def place_of(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
 
 
 class Reach:
@@ -134,6 +144,58 @@ class Reach:
         """Whether a value is of the last frame alone, or of none."""
         last = self.last[value.numbers]
         return bool(((last < 0) | ((last == self.length - 1) & self.moves)).all())
+
+
+def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
+    """Why the number of frames or their places matter beyond what runs of some lengths show; empty if they do not.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    one, more : Reach
+        Of the same dimension with two numbers of frames. A constant that differs between them depends on the number.
+    """
+    faults = []
+    for node in model.graph.node:
+        pairs, results = (
+            [(one.trace.values.get(name), more.trace.values.get(name)) for name in names]
+            for names in (node.input, node.output)
+        )
+        changed, whole = _changed(pairs), node.op_type in PARTS and not _changed(pairs[:1])
+        table = whole and any(a.dtype.kind == "f" for a, _ in _changed(results))
+        frames = any(isinstance(a, Elements) for a, _ in pairs)
+        judged = node.op_type in JUDGING or (node.op_type == "Cast" and _to_integer(node))
+        if table or (frames and any(a.dtype.kind == "f" and not _repeats(a, b) for a, b in changed)):
+            faults.append(f"{place_of(node)}: its operand depends on the places or the number of the frames")
+        elif judged and not all(_is_direct(a, one.length) and _is_direct(b, more.length) for a, b in changed):
+            faults.append(f"{place_of(node)}: it decides by something computed from the number of frames")
+    return faults
+
+
+def _changed(pairs) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The pairs of constants that differ."""
+    both = [(a, b) for a, b in pairs if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)]
+    return [(a, b) for a, b in both if a.shape != b.shape or not np.array_equal(a, b)]
+
+
+def _to_integer(node: onnx.NodeProto) -> bool:
+    return any(a.name == "to" and a.i in (2, 3, 4, 5, 6, 7, 12, 13) for a in node.attribute)
+
+
+def _is_direct(value: np.ndarray, length: int) -> bool:
+    """Whether an array of integers has the number of frames itself, small sizes, or the places of the frames."""
+    if value.dtype.kind not in "iu":
+        return False
+    places = value.size == length and np.array_equal(value.ravel(), np.arange(length))
+    return places or bool((value == length).any())
+
+
+def _repeats(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays repeat the same elements along the axes in which their shapes differ."""
+    if a.ndim != b.ndim:
+        return False
+    first = tuple(slice(0, 1) if n != m else slice(None) for n, m in zip(a.shape, b.shape, strict=True))
+    return a.size > 0 and all(np.array_equal(each, np.broadcast_to(a[first], each.shape)) for each in (a, b))
 
 
 def _rows(block: Block, rows: int) -> np.ndarray:

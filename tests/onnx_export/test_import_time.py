@@ -96,7 +96,7 @@ def test_frames_that_are_mixed_outside_a_cell_are_refused(kind, tmp_path, rng):
     nodes, more = MIXED[kind]()
     path = written(tmp_path / "m.onnx", rng, nodes, more)
     with pytest.raises(
-        ValueError, match=r"depends on several frames|in one call the layers|not the \d+ frames"
+        ValueError, match=r"depends on several frames|number of the frames|in one call the layers|not the \d+ frames"
     ) as error:
         imported(path)
     if "dilated by 100" not in kind and "delay of 90" not in kind and any(each.name == "mixes" for each in nodes):
@@ -182,3 +182,43 @@ def test_a_file_that_keeps_no_state_is_loaded_with_a_word(start, tmp_path, rng):
     with pytest.warns(UserWarning, match="keeps no state between calls") as said:
         onnx_export.load(path)
     assert ("a stored initial state of up to 0.2" in str(said[0].message)) == bool(start)
+
+
+def by_number(*nodes, **constants):
+    """y, scaled by what is computed from the number of frames: 1 up to a limit that no stored number has."""
+    whole = [
+        *cell("x", "y3"),
+        *SIZE,
+        node("Cast", "steps", "t", to=TensorProto.FLOAT),
+        *nodes,
+        node("Mul", "y3 g", "y"),
+    ]
+    return whole, ZERO | {name: np.float32(value) for name, value in constants.items()}
+
+
+COUNTED = {
+    "a limit that is no integer": lambda: by_number(node("Max", "t k", "m"), node("Div", "m k", "g"), k=5000.5),
+    "a quotient": lambda: by_number(node("Mul", "t k", "m"), node("Max", "m one1", "g"), k=1e-4, one1=1.0),
+    "a floor": lambda: by_number(
+        node("Mul", "t k", "m"), node("Floor", "m", "f"), node("Add", "f one1", "g"), k=1e-3, one1=1.0
+    ),
+    "a difference": lambda: (
+        [*cell("x", "y3"), *SIZE, node("Sub", "steps a", "d"), node("Max", "d a", "e"), node("Div", "e a", "q"),
+         node("Cast", "q", "g", to=TensorProto.FLOAT), node("Mul", "y3 g", "y")],
+        ZERO | {"a": np.array(400)},
+    ),
+    "a table that begins with zeros": lambda: (
+        [*SIZE, node("Reshape", "steps one", "n"), node("Slice", "table start n start", "p"), node("Add", "x p", "z"),
+         *cell()],
+        ZERO | {"table": np.repeat([0.0, 1.0], [3000, 1000]).astype(np.float32)[:, None, None], "start": np.array([0])},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_what_the_number_of_frames_decides_is_refused(kind, tmp_path, rng):
+    """No run of a length that a stored integer suggests differs."""
+    nodes, more = COUNTED[kind]()
+    path = written(tmp_path / "m.onnx", rng, nodes, more)
+    with pytest.raises(ValueError, match=r"number of (the )?frames|does not run the file over"):
+        imported(path)
