@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export.float64 import Float64
 
+Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 _QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
@@ -46,26 +47,23 @@ def evaluate(
         return dict(zip(outputs, ReferenceEvaluator(model).run(None, fed), strict=True))
 
 
-def in_float64(part: onnx.ModelProto, runs: Iterable[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """What a piece without its quantisation computes, in float64, for each of some feeds.
+def in_float64(part: onnx.ModelProto) -> Run:
+    """A function that computes in float64 what a piece computes without its quantisation.
 
     Parameters
     ----------
     part : onnx.ModelProto
         A model of the nodes alone (`validation.graph.cut`). It is changed: quantisers become Identity.
-    runs : iterable of mapping of str to ndarray
-        The feeds of each run.
 
-    Raises
-    ------
-    Exception
-        Whatever onnx's kernels raise for a malformed node.
+    Returns
+    -------
+    callable
+        Of the inputs by name; gives the outputs by name, or whatever onnx's kernels raise for a malformed node.
     """
     for node in part.graph.node:
         if node.op_type in _QUANTISERS:  # passed as a pair; constants are dequantised already
             node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output))
-    run = Float64(part).run
-    return [run(feeds) for feeds in runs]
+    return Float64(part).run
 
 
 def _untyped(name: str) -> onnx.ValueInfoProto:

@@ -168,8 +168,8 @@ def _values(scope: Scope, x: str, nodes, shape: tuple[int, ...], kind: int) -> l
     model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
     given = [{x: value} for value in probes(shape)]
     try:
-        part = cut(model, scope, nodes, names, {x: (kind or TensorProto.FLOAT, shape)})
-        return [each | run for each, run in zip(given, in_float64(part, given), strict=True)]
+        run = in_float64(cut(model, scope, nodes, names, {x: (kind or TensorProto.FLOAT, shape)}))
+        return [each | run(each) for each in given]
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
         return []
 

@@ -75,7 +75,7 @@ def _evaluated(values: Values, node: onnx.NodeProto) -> Weighing | None:
     kind = scope.dtype(free[0]) or TensorProto.FLOAT
     try:
         model = cut(_alone(scope), scope, [node], list(node.output), {free[0]: (kind, sizes)})
-        y = in_float64(model, [{free[0]: x}])[0][node.output[0]]
+        y = in_float64(model)({free[0]: x})[node.output[0]]
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
         return None
     squared = op(node) == "Einsum" and list(node.input).count(free[0]) == 2
