@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from onnx_export.float64 import Float64
 
@@ -42,9 +43,24 @@ def evaluate(
     used = {name for node in nodes for name in node.input if name}
     fed = {name: value for name, value in feeds.items() if name in used}
     part = helper.make_graph(nodes, "piece", list(map(_untyped, fed)), list(map(_untyped, outputs)))
-    model = helper.make_model(part, opset_imports=list(map(helper.make_opsetid, opsets, opsets.values())))
-    with np.errstate(all="ignore"):
-        return dict(zip(outputs, ReferenceEvaluator(model).run(None, fed), strict=True))
+    return in_types(helper.make_model(part, opset_imports=list(map(helper.make_opsetid, opsets, opsets.values()))))(fed)
+
+
+def in_types(model: onnx.ModelProto, kernels: Sequence[type[OpRun]] = ()) -> Run:
+    """A function that runs a model by onnx's evaluator in its own types, with other kernels for some operators.
+
+    Returns
+    -------
+    callable
+        Of the inputs by name; gives the outputs by name, or whatever onnx's kernels raise for a malformed node.
+    """
+    evaluator = ReferenceEvaluator(model, new_ops=list(kernels))
+
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with np.errstate(all="ignore"):
+            return dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
+
+    return run
 
 
 def in_float64(part: onnx.ModelProto) -> Run:
@@ -53,7 +69,7 @@ def in_float64(part: onnx.ModelProto) -> Run:
     Parameters
     ----------
     part : onnx.ModelProto
-        A model of the nodes alone (`validation.graph.cut`). It is changed: quantisers become Identity.
+        A model of the nodes alone (`onnx_export.graph.scope.cut`). It is changed: quantisers become Identity.
 
     Returns
     -------

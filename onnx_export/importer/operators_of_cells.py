@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cnorm.cells.functions import function_of_cell
+from onnx_export.graph.tables import FUNCTIONS
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.recurrent import Cell
 
@@ -14,8 +15,7 @@ __all__ = ["recurrent"]
 
 MAX_STEPS = 1 << 14  # of one call
 
-_NAMES = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "elu": "elu", "leakyrelu": "leaky_relu",
-          "softplus": "softplus", "hardsigmoid": "hard_sigmoid"}  # fmt: skip
+_NAMES = {operator.lower(): name for name, operator in FUNCTIONS.items()}
 
 
 def recurrent(kind: str) -> Callable:

@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from cnorm.text import quoted
+from onnx_export.graph import tables
 from onnx_export.graph.evaluate import evaluate
 from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
@@ -26,10 +27,7 @@ from onnx_export.nodes import subgraphs
 __all__ = ["Trace", "describe"]
 
 # They move or repeat elements of their first input (Concat: of all) and compute nothing.
-MOVING = {
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile", "Pad",
-    "Identity", "Dropout", "Gather", "GatherElements", "GatherND",
-}  # fmt: skip
+MOVING = tables.MOVING - {"Cast", "CastLike"} | {"Pad", "Dropout", "GatherElements", "GatherND"}
 # Of shapes and truth values, as exporters write them between a Shape and a Reshape.
 SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import prod
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
+from onnx_export.graph.constants import is_random
 from onnx_export.graph.evaluate import in_float64
+from onnx_export.graph.scope import Scope, cut, op, unit_roundoff, with_shapes
+from onnx_export.graph.sizes import shape_of
 from onnx_export.laws.fit import MOST_AXES, MOST_ELEMENTS, Fit, Source
 from onnx_export.laws.probes import sizes
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import operator_of
-from onnx_export.validation.constants import is_random
-from onnx_export.validation.graph import Scope, cut, op, size, unit_roundoff, with_shapes
 
 _MOST_NODES, _MOST_SEEN = 48, 256  # that compute from one source, and that are looked at for it
 _MOST_SOURCES = 2**10  # of one graph
 _MOST_WORK, _OVERHEAD = 2**28, 2**14  # elements computed for one graph; a node costs as much as so many
 _MOST_TRIED, _LONGEST = 4, 2**12  # sizes of the last axis, where it is open
+_FEW = 64  # of large weights, which are compared first
 _STEPS, _WIDTH = 4, 3  # from a reduction back to a source
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "com.microsoft::FusedMatMul"})
 _REDUCING = _PRODUCTS | {
@@ -50,21 +52,23 @@ class Found:
     nodes: tuple[onnx.NodeProto, ...]
 
 
-def norms(scope: Scope, most: int = _MOST_WORK) -> Iterator[Found]:
+def norms(scope: Scope, explained: Container[int] = (), most: int = _MOST_WORK) -> Iterator[Found]:
     """The norms and near misses of one graph that no operator names, each with the first value that follows a law.
 
     Parameters
     ----------
     scope : Scope
         After shape inference, its nodes in order.
+    explained : container of int
+        Identities of nodes near which no norm is looked for.
     most : int
         No source is begun when as many elements were computed for those before it.
     """
     place = {name: index for index, node in enumerate(scope.nodes) for name in node.output}
     best: dict[str, Found] = {}
-    for x in _sources(scope):
+    for x in _sources(scope, explained):
         nodes = _closure(scope, x, place)
-        if not any(map(_reduces, nodes)) or not any(op(node) in _DIVIDING for node in nodes):
+        if not any(map(reduces, nodes)) or not any(op(node) in _DIVIDING for node in nodes):
             continue
         for shape in _shapes(scope, x, nodes):
             most -= len(nodes) * (prod(shape) + _OVERHEAD)
@@ -91,7 +95,8 @@ def _rank(found: Found, place: dict[str, int]) -> tuple:
     return found.fit.law.formula != "layer", bool(found.fit.words), -place.get(found.x, -1)
 
 
-def _reduces(node: onnx.NodeProto) -> bool:
+def reduces(node: onnx.NodeProto) -> bool:
+    """Whether an operator may add elements of one value."""
     return op(node) in _REDUCING or node.op_type.startswith("Reduce")
 
 
@@ -100,11 +105,11 @@ def _live(scope: Scope, node: onnx.NodeProto) -> list[str]:
     return [name for name in node.input if name and scope.constant(name) is None]
 
 
-def _sources(scope: Scope) -> list[str]:
+def _sources(scope: Scope, explained: Container[int]) -> list[str]:
     """Values from which a reduction is few steps away, in the order of the graph."""
     found: dict[str, None] = {}
     for node in scope.nodes:
-        level = _live(scope, node) if _reduces(node) else []
+        level = _live(scope, node) if id(node) not in explained and reduces(node) and not _weighs(scope, node) else []
         for _ in range(_STEPS):
             level = [name for name in level if name not in found][:_WIDTH]
             if not level or len(found) >= _MOST_SOURCES:
@@ -143,7 +148,8 @@ def _closure(scope: Scope, x: str, place: dict[str, int]) -> list[onnx.NodeProto
 def _weighs(scope: Scope, node: onnx.NodeProto) -> bool:
     """Whether a node multiplies by a matrix of unequal weights, so that no norm goes on behind it."""
     stored = [scope.constant(name) for name in node.input if name] if op(node) in _PRODUCTS else []
-    return any(value is not None and value.size > 1 and (value != value.flat[0]).any() for value in stored)
+    some = [value for value in stored if value is not None and value.size > 1]
+    return any((value.flat[:_FEW] != value.flat[0]).any() or (value != value.flat[0]).any() for value in some)
 
 
 def _shapes(scope: Scope, x: str, nodes: list[onnx.NodeProto]) -> Iterator[tuple[int, ...]]:
@@ -210,12 +216,10 @@ def _counted(scope: Scope, node: onnx.NodeProto, found: Fit, n: int, unit: float
 def _values(scope: Scope, x: str, nodes: list[onnx.NodeProto], xs: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
     """The values of some nodes for each probe, but those of unknown or too large a size; empty if none can be had."""
     inputs = {x: (scope.dtype(x) or TensorProto.FLOAT, xs[0].shape)}
-    model = onnx.ModelProto(ir_version=8)
-    model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
     try:
-        part = with_shapes(cut(model, scope, nodes, [name for node in nodes for name in node.output if name], inputs))
-        known = {value.name: value.type.tensor_type for value in part.graph.output}
-        small = {name for name, kind in known.items() if _is_small(kind)} | {x}
+        part = with_shapes(cut(scope, nodes, [name for node in nodes for name in node.output if name], inputs))
+        known = {value.name: shape_of(value.type) for value in part.graph.output}
+        small = {name for name, shape in known.items() if _is_small(shape)} | {x}
         kept: list[onnx.NodeProto] = []
         computed = {x}
         for node in nodes:
@@ -223,15 +227,14 @@ def _values(scope: Scope, x: str, nodes: list[onnx.NodeProto], xs: list[np.ndarr
             if names <= small and computed.issuperset(_live(scope, node)):
                 kept.append(node)
                 computed |= names
-        run = in_float64(cut(model, scope, kept, sorted(computed - {x}), inputs))
+        run = in_float64(cut(scope, kept, sorted(computed - {x}), inputs))
         return [run({x: each}) for each in xs]
     except Exception:  # from onnx's inference and evaluator: an operator or a size that they do not take
         return []
 
 
-def _is_small(kind: onnx.TypeProto.Tensor) -> bool:
-    lengths = [size(dim) for dim in kind.shape.dim]
-    return kind.HasField("shape") and None not in lengths and prod(lengths) <= 4 * MOST_ELEMENTS
+def _is_small(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and None not in shape and prod(shape) <= 4 * MOST_ELEMENTS
 
 
 def _between(nodes: list[onnx.NodeProto], y: str) -> list[onnx.NodeProto]:

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnx_export.graph.scope import Scope, attribute, scopes
 from onnx_export.operators import operator_of
 from onnx_export.validation.decomposed import Matcher
-from onnx_export.validation.graph import Scope, attribute, scopes
 from onnx_export.validation.norm import Norm, name_steps
 
 

@@ -11,9 +11,9 @@ from corpus import archive
 from writings import Writing
 
 from onnx_export import laws, operators
+from onnx_export.graph.scope import inline, scopes, with_shapes
 from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import settle_references, sort_nodes
-from onnx_export.validation.graph import inline, scopes, with_shapes
 from onnx_export.validation.patterns import find
 
 
