@@ -43,9 +43,8 @@ def by_law(model):
 
 
 def by_pattern(model):
-    return sorted(
-        (bool(norm.near_miss), norm.formula.name) for norm in find(with_shapes(inline(model))) if not norm.operator
-    )
+    found = find(with_shapes(inline(model)), laws=False)
+    return sorted((bool(norm.near_miss), norm.formula.name) for norm in found if not norm.operator)
 
 
 FORMS = {name: nodes for table in (forms.NORMS, forms.NEAR) for name, (*_, nodes) in table.items()} | forms.NONE
