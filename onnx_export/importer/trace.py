@@ -21,6 +21,7 @@ from cnorm.text import quoted
 from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
+from onnx_export.kernels import KERNELS
 from onnx_export.nodes import subgraphs
 
 __all__ = ["Trace", "describe"]
@@ -283,7 +284,8 @@ class Trace:
         feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
         try:
             with np.errstate(all="ignore"):
-                results = iter(ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds))
+                one = helper.make_model(graph, opset_imports=opsets)
+                results = iter(ReferenceEvaluator(one, new_ops=[*KERNELS]).run(None, feeds))
         except Exception as error:  # onnx's kernels raise anything
             raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
         return [next(results) if name else None for name in node.output]
