@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnx_export.errors import NotImported
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds
 from onnx_export.importer.trace import Trace
@@ -41,7 +42,10 @@ def frames_of(model, varying, constants, dims) -> dict:
     """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
-    limits = thresholds(model)
+    try:
+        limits = thresholds(model, Trace(model, shapes, constants, rows=True))
+    except Cannot as error:
+        raise NotImported(str(error)) from None
     reach = max(limits, default=0)
     length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -61,11 +65,10 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["open_axes"].append(axes)
         if found.mixed or not found.trace.faults:
             remedy = f"; if {label!r} has one size, give it by dims"
-            faults = found.faults(results)
-            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
-                faults += counted(model, found, more)
-            faults = [fault + remedy for fault in faults]
+            faults = [fault + remedy for fault in found.faults(results)]
             fields["mixed"] += [(axes, faults)] if faults else []
+            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
+                fields["faults"] += [fault + remedy for fault in counted(model, found, more)]
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
     if not fields["time_axes"]:
