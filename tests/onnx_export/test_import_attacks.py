@@ -141,7 +141,10 @@ MORE = {"front": np.zeros((100, 1, UNITS), np.float32), "flags": np.repeat([0, 1
         "one_f": np.float32(1), "gain_half": np.float32(0.5), "nearly": np.float32(0.999)}  # fmt: skip
 
 
-REASONS = "number of the frames|number of frames|do not compute|random numbers|16 bits|small integers|unchanged|more than one reading"
+REASONS = (
+    "number of the frames|number of frames|do not compute|"
+    "random numbers|16 bits|small integers|unchanged|more than one reading"
+)
 
 
 def written(path, rng, nodes, inputs, outputs):
