@@ -216,6 +216,12 @@ class Chain:
         if op in ("scale", "shift"):
             values = constants["factor" if op == "scale" else "offset"]
             return (lambda to: getattr(to, op)(values)), [block.operands[0].ravel()]
+        if op in ("mean", "sum"):
+            terms, places = np.unique(block.operands[0], return_inverse=True)
+            weight = np.zeros((block.size, len(terms)))
+            share = 1 / block.operands[0].shape[1] if op == "mean" else 1.0
+            np.add.at(weight, (np.arange(block.size)[:, None], places.reshape(block.size, -1)), share)
+            return (lambda to: to.product(weight, np.zeros(block.size))), [terms]
         if op == "norm":
             return self._norm(block.node, block.operands[0], constants["eps"])
         if op == "divide" and (found := self._written_norm(block)):

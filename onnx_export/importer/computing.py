@@ -7,7 +7,7 @@ returns its outputs. The blocks that they add have these operations:
     conv         a convolution with `weight` and `options` of `x` [channels, positions], see `windows.py`
     scale        the operand times `factor`, shift: plus `offset`; both [size] in float64
     add, subtract, multiply, divide   of two operands, element by element
-    mean         of each row
+    mean, sum    of each row
     square, root, reciprocal          of each element
     norm         layer norm of each row, without gain and bias, with `eps`
     integer      each element as an integer, which only an embedding takes
@@ -25,6 +25,7 @@ import numpy as np
 
 from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
+from onnx_export.importer.matrices import average_pool, einsum, global_average, reduction
 from onnx_export.importer.operators_of_cells import recurrent
 from onnx_export.importer.windows import convolution
 
@@ -112,24 +113,79 @@ def _clip(trace, node, attributes, inputs, outputs):
     return [trace.add("clip", node, x.shape, [each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
 
 
-def _greater(trace, node, attributes, inputs, outputs):
-    x, limit = inputs
-    if not is_elements(x) or is_elements(limit) or np.size(limit) != 1:
-        raise Cannot("it compares with more than one constant")
-    return [trace.add("greater", node, x.shape, [each(x)], limit=float(np.ravel(limit)[0]))]
+def _comparison(greater: bool) -> Callable:
+    """x > limit or x < limit. Whether it is met at the limit matters to no function that `_where` knows."""
+
+    def apply(trace, node, attributes, inputs, outputs):
+        x, limit = inputs if is_elements(inputs[0]) else inputs[::-1]
+        if is_elements(limit) or np.size(limit) != 1:
+            raise Cannot("it compares with more than one constant")
+        op = "greater" if greater == is_elements(inputs[0]) else "less"
+        return [trace.add(op, node, x.shape, [each(x)], limit=float(np.ravel(limit)[0]))]
+
+    return apply
 
 
 def _where(trace, node, attributes, inputs, outputs):
-    """Softplus as an exporter of PyTorch writes it, x where x > 20: softplus(x) is the same number in float32."""
-    if all(map(is_elements, inputs)):
-        test, _, soft = (trace.owners(value.numbers)[0] for value in inputs)
-        if (test.op, soft.op) == ("greater", "softplus") and test.constants["limit"] >= 20:
-            x = test.operands[0].ravel()
-            wanted = (test.numbers, x, soft.numbers)
-            same = [np.array_equal(one, value.numbers.ravel()) for one, value in zip(wanted, inputs, strict=True)]
-            if all(same) and np.array_equal(x, soft.operands[0].ravel()):
-                return [inputs[2]]
+    """Relu, and x where x > 0 or else x times slopes; softplus as an exporter of PyTorch writes it, x where x > 20."""
+    test, *results = inputs
+    tests = trace.owners(test.numbers) if is_elements(test) else []
+    if (
+        len(tests) == 1
+        and tests[0].op in ("greater", "less")
+        and np.array_equal(test.numbers.ravel(), tests[0].numbers)
+    ):
+        x, limit = tests[0].operands[0].ravel(), tests[0].constants["limit"]
+        above, below = results if tests[0].op == "greater" else results[::-1]
+        if is_elements(above) and np.array_equal(above.numbers.ravel(), x) and prod(np.shape(below)) in (1, len(x)):
+            shape = np.broadcast_shapes(test.shape, above.shape, np.shape(below))
+            if limit == 0 and (slope := _slope(trace, below, x)) is not None:
+                return [_kinked(trace, node, Elements(x.reshape(shape)), slope)]
+            if limit >= 20 and is_elements(below) and _is_function(trace, "softplus", below, x):
+                return [Elements(below.numbers.reshape(shape))]
     raise Cannot("it chooses between two results")
+
+
+def _kinked(trace, node, x: Elements, slope: np.ndarray) -> Elements:
+    """x above 0, x times slopes below."""
+    if not slope.any():
+        return trace.add("relu", node, x.shape, [each(x)])
+    return trace.add("prelu", node, x.shape, [each(x)], slope=np.asarray(slope, np.float32))
+
+
+def _is_function(trace, op: str, value: Elements, x: np.ndarray) -> bool:
+    owners = trace.owners(value.numbers)
+    whole = len(owners) == 1 and owners[0].op == op and np.array_equal(value.numbers.ravel(), owners[0].numbers)
+    return whole and np.array_equal(owners[0].operands[0].ravel(), x)
+
+
+def _slope(trace, value, x: np.ndarray) -> np.ndarray | None:
+    """What elements x are multiplied by; None if they are not."""
+    if not is_elements(value):
+        return None if np.any(value) else np.zeros(len(x))
+    return trace.owners(value.numbers)[0].constants["factor"] if _is_function(trace, "scale", value, x) else None
+
+
+def _limit(op: str) -> Callable:
+    """Max or Min with one constant; or with x times a slope from 0 to 1."""
+
+    def apply(trace, node, attributes, inputs, outputs):
+        if len(inputs) != 2:
+            raise Cannot(f"it compares {len(inputs)} values, wanted 2")
+        if all(map(is_elements, inputs)):
+            for x, other in (inputs, inputs[::-1]):
+                slope = _slope(trace, other, x.numbers.ravel()) if op == "Max" and x.shape == other.shape else None
+                if slope is not None and ((slope >= 0) & (slope <= 1)).all():
+                    return [_kinked(trace, node, x, slope)]
+            raise Cannot("it chooses between two results")
+        x, limit = inputs if is_elements(inputs[0]) else inputs[::-1]
+        if np.size(limit) != 1 or np.ndim(limit) > len(x.shape):
+            raise Cannot("it compares with more than one constant")
+        limit = float(np.ravel(limit)[0])
+        limits = {"lo": limit, "hi": np.inf} if op == "Max" else {"lo": -np.inf, "hi": limit}
+        return [trace.add("clip", node, x.shape, [each(x)], **limits)]
+
+    return apply
 
 
 def _prelu(trace, node, attributes, inputs, outputs):
@@ -230,18 +286,6 @@ def _gemm(trace, node, attributes, inputs, outputs):
 # ---------------------------------------------------------------------------------------------- norms
 
 
-def _reduce_mean(trace, node, attributes, inputs, outputs):
-    x = inputs[0]
-    axes = attributes.get("axes", inputs[1] if len(inputs) > 1 else None)
-    axes = range(len(x.shape)) if axes is None else [int(axis) % len(x.shape) for axis in np.ravel(axes)]
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    rows = x.numbers.transpose([*kept, *axes]).reshape(int(np.prod([x.shape[i] for i in kept], dtype=int)), -1)
-    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-    if not attributes.get("keepdims", 1):
-        shape = [x.shape[axis] for axis in kept]
-    return [trace.add("mean", node, shape, [rows])] if rows.shape[1] != 1 else [Elements(x.numbers.reshape(shape))]
-
-
 def _layer_norm(trace, node, attributes, inputs, outputs):
     x, gain, bias = (*inputs, None)[:3]
     if outputs > 1 or is_elements(gain) or is_elements(bias):
@@ -278,7 +322,11 @@ COMPUTING: dict[str, Callable] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": convolution,
-    "ReduceMean": _reduce_mean,
+    "Einsum": einsum,
+    "ReduceMean": reduction("mean"),
+    "ReduceSum": reduction("sum"),
+    "GlobalAveragePool": global_average,
+    "AveragePool": average_pool,
     "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
     "LSTM": recurrent("LSTM"),
@@ -288,7 +336,12 @@ COMPUTING: dict[str, Callable] = {
     "Tanh": _function("tanh"),
     "Relu": _function("relu"),
     "Clip": _clip,
-    "Greater": _greater,
+    "Greater": _comparison(True),
+    "GreaterOrEqual": _comparison(True),
+    "Less": _comparison(False),
+    "LessOrEqual": _comparison(False),
+    "Max": _limit("Max"),
+    "Min": _limit("Min"),
     "Where": _where,
     "PRelu": _prelu,
     "Softmax": _softmax,
