@@ -1,7 +1,7 @@
 """Load streaming models from ONNX files of other programs, as a list of layers that is proven against the file.
 
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
-`dimensions.py` finds which axis counts frames and `frames.py` what mixes them,
+`dimensions.py` finds which axis counts frames, `frames.py` what mixes them and `shifts.py` what a stream can carry,
 `cells.py` and `activations.py` find what is written out, `chain.py` finds the steps and `joining.py` makes layers of
 them, `interface.py` finds which inputs are states, `proof.py` compares with the file. All this happens in a child
 process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.

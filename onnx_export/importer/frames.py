@@ -18,7 +18,7 @@ from onnx_export.importer.elements import Block, Elements
 from onnx_export.importer.trace import MOVING
 from onnx_export.nodes import all_graphs
 
-__all__ = ["MAX_REACH", "Reach", "counted", "thresholds", "unrolled"]
+__all__ = ["CELLS", "MAX_REACH", "Reach", "counted", "rows_of", "thresholds", "unrolled"]
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -103,7 +103,7 @@ class Reach:
         at = slice(block.first, block.first + block.size)
         carried = block.op in CELLS and block.first in self.trace.unrolled
         for operand in block.operands[: 1 if carried else None]:
-            row = _rows(block, len(operand))
+            row = rows_of(block, len(operand))
             self.first[at] = np.minimum(self.first[at], self.first[operand].min(axis=1)[row])
             self.last[at] = np.maximum(self.last[at], self.last[operand].max(axis=1)[row])
         if block.operands and not self.mixed and (self.first[at] < self.last[at]).any():
@@ -114,15 +114,33 @@ class Reach:
         last = self.last[steps].reshape(len(steps), -1).max(axis=1)
         return last if len(steps) > 1 and (last != last[0]).any() else None
 
-    def faults(self, outputs: Mapping[str, object]) -> list[str]:
-        """Why the frames are not independent but for cells; empty if they are."""
-        if self.mixed:
-            return [f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"]
+    @property
+    def fault(self) -> str:
+        return f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"
+
+    def longest(self) -> int:
+        """How many frames all convolutions over frames reach back together."""
+        total = 0
+        for block in self.trace.blocks:
+            if block.op == "conv" and (np.ptp(self.last[block.constants["x"]], axis=1) > 0).any():
+                total += (block.constants["weight"].shape[2] - 1) * block.constants["options"]["dilation"]
+        return total
+
+    def reads(self, outputs: Mapping[str, object]) -> int:
+        """How many frames before its own an element of an output reads at most."""
+        numbers = [value.numbers.ravel() for value in outputs.values() if isinstance(value, Elements)]
+        at = np.concatenate([each[self.last[each] >= 0] for each in numbers])
+        return int((self.last[at] - self.first[at]).max(initial=0))
+
+    def faults(self, outputs: Mapping[str, object], *, carried: bool = False) -> list[str]:
+        """Why the frames are not independent but for cells and, if `carried`, what was before; empty if they are."""
+        if self.mixed and not carried:
+            return [self.fault]
         for steps in self.trace.sequences:
             if self.moves and self._odd(steps, 0) and self._odd(steps, None):
                 return [f"a recurrent operator reads {len(steps)} steps that are not the {self.length} frames in order"]
         for name, value in outputs.items():
-            if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value):
+            if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value, carried):
                 return [f"output {name!r}: a frame of it is computed from another frame of the inputs"]
         return []
 
@@ -144,10 +162,10 @@ class Reach:
         axes = [axis for axis in range(value.numbers.ndim) if not self._odd(value.numbers, axis)]
         return axes[0] if axes and self._odd(value.numbers, None) else None
 
-    def _is_last(self, value: Elements) -> bool:
+    def _is_last(self, value: Elements, carried: bool) -> bool:
         """Whether a value is of the last frame alone, or of none."""
         last = self.last[value.numbers]
-        return bool(((last < 0) | ((last == self.length - 1) & self.moves)).all())
+        return bool(((last < 0) | ((last == self.length - 1) & (self.moves or carried))).all())
 
 
 def unrolled(trace, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -275,7 +293,7 @@ def _repeats(a: np.ndarray, b: np.ndarray) -> bool:
     return a.size > 0 and all(np.array_equal(each, np.broadcast_to(a[first], each.shape)) for each in (a, b))
 
 
-def _rows(block: Block, rows: int) -> np.ndarray:
+def rows_of(block: Block, rows: int) -> np.ndarray:
     """The row of an operand with `rows` rows that each element of a block depends on."""
     if block.op != "conv":
         return np.arange(block.size) // (block.size // rows)

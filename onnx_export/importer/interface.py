@@ -23,6 +23,7 @@ from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
 from onnx_export.importer.frames import unrolled
+from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
@@ -66,6 +67,8 @@ class Inputs:
         where: the caches of a file may carry them from call to call, which the proof decides.
     faults : list of str
         What else is wrong with the frames.
+    shifts : Shifts or None
+        Of a file that computes a frame from those before it, over the time axis, the trace with as many steps as that.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -80,6 +83,7 @@ class Inputs:
     lengths: list[int] = field(default_factory=list)
     mixed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    shifts: Shifts | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +118,8 @@ class Plan:
     @property
     def faults(self) -> list[str]:
         mixed = [] if self.states else [fault for _, faults in self.inputs.mixed for fault in faults]
+        if self.inputs.shifts and self.chain.faults:
+            mixed = [*mixed, self.inputs.shifts.fault]
         return [*self.trace.faults, *mixed, *self.inputs.faults, *self.chain.faults]
 
 
@@ -155,7 +161,12 @@ def plan(
             )
     for name in set(states.values()) - {value.name for value in model.graph.output}:
         raise NotImported(f"states: the file has no output {quoted(name)}; it has {_names(_outputs(model))}")
-    trace = Trace(model, read.shapes, read.constants)
+    if read.shifts:
+        trace = read.shifts.trace
+        shapes = {name: trace.values[name].shape for name in read.shapes}
+        read = replace(read, shapes=shapes, steps=read.shifts.length)
+    else:
+        trace = Trace(model, read.shapes, read.constants)
     plans = list(_plans(model, trace, read, states, frames))
     if trace.faults and read.time_axes and not read.mixed:  # the file may be written for its number of steps
         whole = _whole(model, read, dims)
@@ -262,13 +273,21 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
             if chosen != tuple(inputs.time_axes):
                 continue
             xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
-            last = set(xs[0].ravel().tolist())
-            ys = {name: y[[trace.root(number) in last for number in y.tolist()]] for name, y in ys.items()}
-        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys)
+            ys = {name: _of_last(known[name], xs[0], trace, inputs, name) for name in ys}
+        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys, inputs.shifts)
         if inputs.time_axes and len(chosen) > 1:
             chain.faults.append(f"{_names(inputs.time_axes)} runs over steps, so it must be all of x: {_names(chosen)}")
         _check_states(chain, trace, known, pairs, names)
         yield Plan(trace, inputs, chosen, names, pairs, chain)
+
+
+def _of_last(value: Elements, x: np.ndarray, trace: Trace, inputs: Inputs, name: str) -> np.ndarray:
+    """The elements of an output that belong to the last step, whose frame is x."""
+    if inputs.shifts:
+        axis = inputs.output_axes[name]
+        return value.numbers.ravel() if axis is None else value.numbers.take(-1, axis).ravel()
+    last, y = set(x.ravel().tolist()), value.numbers.ravel()
+    return y[[trace.root(number) in last for number in y.tolist()]]
 
 
 def _flat(value: Elements) -> list[int]:

@@ -218,7 +218,8 @@ class FileRun:
         if found.time_axis is not None:
             declared = next(value for value in onnx_model.graph.input if value.name == found.frames[0])
             fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
-            self.steps = found.inputs.steps if found.inputs.steps > 1 else fixed or None
+            traced = 1 if found.inputs.shifts else found.inputs.steps
+            self.steps = traced if traced > 1 else fixed or None
 
     def run(self, x: np.ndarray, calls: int = 1) -> np.ndarray:
         """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""
@@ -291,7 +292,8 @@ class FileRun:
     def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
         """An output of one row as [steps, elements], or [1, elements] if it is of the last step only."""
         one = self._found.trace.values[name].numbers
-        if y.size == one.size // self._found.inputs.steps * steps:
+        alone = self._found.inputs.shifts and self._found.inputs.output_axes.get(name, 0) is None
+        if not alone and y.size == one.size // self._found.inputs.steps * steps:
             axis = self._found.inputs.output_axes.get(name)
             if axis is None:
                 sizes = zip(y.shape, one.shape, strict=False)

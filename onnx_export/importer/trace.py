@@ -179,7 +179,11 @@ class Trace:
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys():
             reason = "no layer computes this"
-        elif node.op_type == "Conv" and any(constants[1:2]) and self.values[node.input[1]].ndim != 3:
+        elif (
+            node.op_type == "Conv"
+            and any(constants[1:2])
+            and sum(n > 1 for n in self.values[node.input[1]].shape[2:]) > 1
+        ):
             axes = self.values[node.input[1]].ndim - 2
             reason = f"a convolution over {axes} axes; only one over one axis is a layer"
         elif node.op_type == "MatMul" and not any(constants):
