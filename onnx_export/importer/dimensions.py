@@ -74,6 +74,8 @@ def frames_of(model, varying, constants, dims) -> dict:
             faults = [fault + remedy for fault in found.faults(results, carried=shifts is not None)]
             if shifts:
                 fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
+            if found.trace.loops and found.moves:
+                faults.append("a Loop over an open number of frames, of which only some can be compared" + remedy)
             fields["mixed"] += [(axes, faults)] if faults else []
             if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
                 fields["faults"] += [fault + remedy for fault in counted(model, found, more)]
@@ -95,11 +97,17 @@ def _shifts(model, shapes, constants, axes, found: Reach) -> tuple[Reach, Shifts
     if not 2 < length <= MOST_CARRIED:
         return found, None
     more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
-    if more is None or more.trace.faults or not more.mixed or more.longest() + 2 > more.length:
+    if more is None or more.trace.faults or not more.mixed:
         return found, None
-    results = {value.name: more.trace.values.get(value.name) for value in model.graph.output}
-    shifts = Shifts(more, axes) if more.reads(results) + 1 < more.length else None
-    return more, shifts if shifts and shifts.carries(results, _axes(more, results)) else None
+    return more, _linked(model, more, axes)
+
+
+def _linked(model, found: Reach, axes, *, fixed: bool = False) -> Shifts | None:
+    results = {value.name: found.trace.values.get(value.name) for value in model.graph.output}
+    if found.longest() + 2 > found.length or found.reads(results) + 1 >= found.length:
+        return None
+    shifts = Shifts(found, axes, fixed=fixed)
+    return shifts if shifts.carries(results, _axes(found, results)) else None
 
 
 def _with(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
@@ -131,8 +139,13 @@ def _fixed_steps(model, shapes, constants) -> dict:
         for axis, size in enumerate(shape):
             if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
                 results = {n: trace.values.get(n) for n in names}
-                axes = _axes(found, results)
-                faults = found.faults(results) if found.mixed or not trace.faults else []
+                shifts = None
+                if not trace.faults and (found.mixed or trace.loops):
+                    shifts = _linked(model, found, {name: axis}, fixed=True)
+                faults = found.faults(results, carried=shifts is not None) if found.mixed or not trace.faults else []
+                if trace.loops and not shifts:
+                    faults.append("a Loop's steps are not all the same, or do not begin with zeros")
                 mixed = [({name: axis}, faults)] if faults else []
-                return {"time_axes": {name: axis}, "output_axes": axes, "mixed": mixed}
+                given = {"time_axes": {name: axis}, "output_axes": _axes(found, results), "mixed": mixed}
+                return given | {"shifts": shifts}
     return {}

@@ -118,7 +118,7 @@ class Plan:
     @property
     def faults(self) -> list[str]:
         mixed = [] if self.states else [fault for _, faults in self.inputs.mixed for fault in faults]
-        if self.inputs.shifts and self.chain.faults:
+        if self.inputs.shifts and self.inputs.shifts.fault and self.chain.faults:
             mixed = [*mixed, self.inputs.shifts.fault]
         return [*self.trace.faults, *mixed, *self.inputs.faults, *self.chain.faults]
 
@@ -173,7 +173,7 @@ def plan(
         if whole.steps > 1:
             read, trace = whole, Trace(model, whole.shapes, whole.constants)
             plans = list(_plans(model, trace, read, states, frames))
-    written = unrolled(trace, read.shapes)
+    written = [] if read.shifts else unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)
     if written and not found.states and not found.chain.cells:
         raise NotImported("it keeps no state from call to call:", written)

@@ -21,6 +21,7 @@ from cnorm.text import quoted
 from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
+from onnx_export.importer.loops import unroll
 from onnx_export.kernels import KERNELS
 from onnx_export.nodes import subgraphs
 
@@ -34,7 +35,7 @@ MOVING = {
 # Of shapes and truth values, as exporters write them between a Shape and a Reshape.
 SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
-    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If",
+    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If", "Loop",
 }  # fmt: skip
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -74,6 +75,8 @@ class Trace:
         The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size].
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
+    loops : list of ndarray
+        The states [steps, 1, n] that Loop nodes carry.
     taken : dict of tuple of str to str
         The branch of each If node, as `graph.branches` wants it.
     faults : list of str
@@ -95,6 +98,7 @@ class Trace:
         self.faults: list[str] = []
         self.linear = 0  # linear functions that were expanded, see `cells.affine`
         self.sequences: list[np.ndarray] = []
+        self.loops: list[np.ndarray] = []
         self.unrolled: dict[int, int] = {}
         self.values: dict[str, Elements | np.ndarray] = {"": None}
         self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -206,6 +210,8 @@ class Trace:
             return self._evaluate(node, [np.empty(np.shape(inputs[0]), np.int8)])
         if node.op_type == "If":
             return self._branch(node, inputs[0])
+        if node.op_type == "Loop":
+            return unroll(self, self._run, node, inputs)
         if not any(isinstance(value, Elements) for value in inputs):
             return self._evaluate(node, inputs)
         if node.op_type in MOVING and not (node.op_type == "Gather" and not isinstance(inputs[0], Elements)):
