@@ -22,6 +22,7 @@ from onnx_export.graph.evaluate import evaluate
 from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
+from onnx_export.importer.loops import unroll
 from onnx_export.nodes import subgraphs
 
 __all__ = ["Trace", "describe"]
@@ -31,8 +32,10 @@ MOVING = tables.MOVING - {"Cast", "CastLike"} | {"Pad", "Dropout", "GatherElemen
 # Of shapes and truth values, as exporters write them between a Shape and a Reshape.
 SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
-    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If",
+    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If", "Loop",
 }  # fmt: skip
+RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 MAX_ELEMENTS = 1 << 24  # of one constant
 MAX_INPUT = 1 << 20  # elements of one input
 MAX_IN_ALL = 1 << 26  # elements of all values that nodes compute or move
@@ -61,12 +64,18 @@ class Trace:
 
     Attributes
     ----------
+    halves : bool
+        Whether an input has floats of 16 bits, to which its results may be rounded then.
     blocks : list of Block
     values : dict of str to Elements or ndarray
     sequences : list of ndarray
         The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size].
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
+    loops : list of ndarray
+        The states [steps, 1, n] that Loop nodes carry.
+    taken : dict of tuple of str to str
+        The branch of each If node, as `graph.branches` wants it.
     faults : list of str
         Nodes that have no counterpart: operator, name and reason. What they compute is not traced further; nodes
         behind them are judged by operator.
@@ -77,12 +86,16 @@ class Trace:
     ):
         self.rows = rows
         self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+        self.halves = any(value.type.tensor_type.elem_type in HALVES for value in model.graph.input)
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
         self._next = self._moved_elements = self._nodes = 0
+        self.taken: dict[tuple[str, ...], str] = {}
+        self._around: tuple[str, ...] = ()
         self.faults: list[str] = []
         self.linear = 0  # linear functions that were expanded, see `cells.affine`
         self.sequences: list[np.ndarray] = []
+        self.loops: list[np.ndarray] = []
         self.unrolled: dict[int, int] = {}
         self.values: dict[str, Elements | np.ndarray] = {"": None}
         self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -167,7 +180,11 @@ class Trace:
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys():
             reason = "no layer computes this"
-        elif node.op_type == "Conv" and any(constants[1:2]) and self.values[node.input[1]].ndim != 3:
+        elif (
+            node.op_type == "Conv"
+            and any(constants[1:2])
+            and sum(n > 1 for n in self.values[node.input[1]].shape[2:]) > 1
+        ):
             axes = self.values[node.input[1]].ndim - 2
             reason = f"a convolution over {axes} axes; only one over one axis is a layer"
         elif node.op_type == "MatMul" and not any(constants):
@@ -184,10 +201,14 @@ class Trace:
         inputs = [self.values[name] for name in node.input]
         if node.domain not in ("", "ai.onnx") and any(isinstance(value, Elements) for value in inputs):
             raise Cannot("an operator of another domain")
+        if node.op_type in RANDOM or _is_training(node, inputs):
+            raise Cannot("it makes random numbers")
         if node.op_type in ("Shape", "Size") and inputs:
             return self._evaluate(node, [np.empty(np.shape(inputs[0]), np.int8)])
         if node.op_type == "If":
             return self._branch(node, inputs[0])
+        if node.op_type == "Loop":
+            return unroll(self, self._run, node, inputs)
         if not any(isinstance(value, Elements) for value in inputs):
             return self._evaluate(node, inputs)
         if node.op_type in MOVING and not (node.op_type == "Gather" and not isinstance(inputs[0], Elements)):
@@ -203,7 +224,10 @@ class Trace:
         name = "then_branch" if np.asarray(condition).item() else "else_branch"
         graph = next(attribute.g for attribute in node.attribute if attribute.name == name)
         self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        outside, self._around = self._around, (*self._around, node.output[0])
+        self.taken[self._around] = name
         self._run(graph)
+        self._around = outside
         if any(value.name not in self.values for value in graph.output):
             return []  # behind a node of the branch that could not be traced
         return [self.values[value.name] for value in graph.output]
@@ -271,6 +295,11 @@ class Trace:
         except Exception as error:  # onnx's kernels raise anything
             raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
         return [results.get(name) for name in node.output]
+
+
+def _is_training(node: onnx.NodeProto, inputs: list) -> bool:
+    """Whether a Dropout drops elements."""
+    return node.op_type == "Dropout" and len(inputs) > 2 and inputs[2] is not None and bool(np.any(inputs[2]))
 
 
 def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -30,7 +30,17 @@ from onnx_export.model_io import (
     read,
 )
 from onnx_export.nodes import drop_omitted, model_graphs, model_nodes, settle_references, sort_nodes
-from onnx_export.validation import inputs, lint, outputs, recurrences, recurrent, recurrent_lint, stress, verdict
+from onnx_export.validation import (
+    inputs,
+    lint,
+    outputs,
+    recurrences,
+    recurrent,
+    recurrent_lint,
+    runtimes,
+    stress,
+    verdict,
+)
 from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
 from onnx_export.validation.judge import type_name
@@ -72,6 +82,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     model, found = _find(model, weights, options, report, emit)
     unread = _lint(model, found, report)
     cells = _recurrent(model, weights, found, report)
+    report.findings += runtimes.compare(model, weights, found, cells, options.runtimes)
     emit("report", report)
     if options.fix:
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]

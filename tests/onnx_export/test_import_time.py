@@ -56,9 +56,7 @@ MIXED = {
     "padded on both sides": lambda: convolution(3, [1, 1]),
     "depthwise": lambda: convolution(5, [2, 2], UNITS),
     "strided": lambda: convolution(3, [1, 1], strides=[2]),
-    "causal": lambda: convolution(3, [2, 0]),
-    "dilated by 20": lambda: convolution(2, [20, 0], dilations=[20]),
-    "dilated by 100": lambda: convolution(2, [100, 0], dilations=[100]),
+    "another dilation than its padding": lambda: convolution(2, [20, 0], dilations=[10]),
     "ahead of time": lambda: convolution(3, [20, 20], dilations=[20]),
     "a delay of 20 frames": lambda: delayed(20),
     "a delay of 90 frames": lambda: delayed(90),
@@ -99,7 +97,7 @@ def test_frames_that_are_mixed_outside_a_cell_are_refused(kind, tmp_path, rng):
         ValueError, match=r"depends on several frames|number of the frames|in one call the layers|not the \d+ frames"
     ) as error:
         imported(path)
-    if "dilated by 100" not in kind and "delay of 90" not in kind and any(each.name == "mixes" for each in nodes):
+    if "delay of 90" not in kind and any(each.name == "mixes" for each in nodes):
         assert "'mixes'" in str(error.value)
 
 
@@ -221,4 +219,29 @@ def test_what_the_number_of_frames_decides_is_refused(kind, tmp_path, rng):
     nodes, more = COUNTED[kind]()
     path = written(tmp_path / "m.onnx", rng, nodes, more)
     with pytest.raises(ValueError, match=r"number of (the )?frames|does not run the file over"):
+        imported(path)
+
+
+def written_out(steps, own_parts):
+    """An RNN of some steps, each on its own part of the frame or all on the whole frame."""
+    nodes = [node("Split", "x", " ".join(f"x{t}" for t in range(steps)), axis=1)]
+    for t in range(steps):
+        before = f"h{t - 1}" if t else "zero"
+        nodes += [
+            node("MatMul", f"x{t if own_parts else 0} W", f"a{t}"),
+            node("MatMul", f"{before} U", f"r{t}"),
+            node("Add", f"a{t} r{t}", f"s{t}"),
+            node("Tanh", f"s{t}", f"h{t}"),
+        ]
+    return [*nodes, node("Identity", f"h{steps - 1}", "y")]
+
+
+@pytest.mark.parametrize("own_parts", [True, False])
+def test_a_recurrence_written_out_is_no_network_but_layers_of_one_weight_are(own_parts, tmp_path, rng):
+    stored = {"W": normal(rng, 4, UNITS), "U": normal(rng, UNITS, UNITS), "zero": np.zeros((1, UNITS), np.float32)}
+    path = saved(tmp_path / "m.onnx", written_out(5, own_parts), {"x": [1, 20]}, {"y": [1, UNITS]}, stored)
+    if not own_parts:
+        assert imported(path).report.ok
+        return
+    with pytest.raises(ValueError, match=r"4 copies of one matrix in a chain, .* an unrolled RNN"):
         imported(path)
