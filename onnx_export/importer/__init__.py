@@ -98,8 +98,15 @@ def import_model(
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    notes = _notes(model, found, file)
+    notes = (*_notes(model, found, file), *_left_out(onnx_model, found))
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+
+
+def _left_out(onnx_model, found) -> tuple[str, ...]:
+    """The outputs that are neither y nor given back: their elements are those of a state."""
+    kept = {*found.outputs, *found.states.values()}
+    names = [value.name for value in onnx_model.graph.output if value.name not in kept]
+    return (f"outputs whose elements are a state's are left out: {', '.join(map(repr, names))}",) if names else ()
 
 
 def _notes(model: Model, found, file) -> tuple[str, ...]:

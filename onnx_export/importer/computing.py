@@ -23,6 +23,7 @@ from collections.abc import Callable
 from math import prod
 
 import numpy as np
+from onnx import helper
 
 from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
@@ -230,11 +231,23 @@ def _celu(trace, node, attributes, inputs, outputs):
 
 
 def _cast(trace, node, attributes, inputs, outputs):
-    if attributes["to"] in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
+    to = attributes["to"]
+    if to in (10, 16) and not trace.halves:  # FLOAT16, BFLOAT16
+        raise Cannot("it rounds to 16 bits, in a file whose inputs are wider")
+    if to in (1, 10, 11, 16):  # FLOAT, DOUBLE
         return [inputs[0]]
-    if attributes["to"] not in (6, 7):  # INT32, INT64
+    if to not in (6, 7):  # INT32, INT64
         raise Cannot("it makes small integers or truth values of elements of the frame")
     return [trace.add("integer", node, inputs[0].shape, [each(inputs[0])])]
+
+
+def _cast_like(trace, node, attributes, inputs, outputs):
+    x, like = inputs
+    if isinstance(like, Elements):
+        if any(block.op == "integer" for block in trace.owners(like.numbers)):
+            raise Cannot("it makes integers of elements of the frame")
+        return [x]
+    return _cast(trace, node, {"to": helper.np_dtype_to_tensor_dtype(like.dtype)}, [x], outputs)
 
 
 def _gather(trace, node, attributes, inputs, outputs):
@@ -321,7 +334,7 @@ COMPUTING: dict[str, Callable] = {
     "Reciprocal": _function("reciprocal"),
     "Cast": _cast,
     "Gather": _gather,
-    "CastLike": lambda trace, node, attributes, inputs, outputs: [inputs[0]],
+    "CastLike": _cast_like,
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": convolution,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnx_export.errors import NotImported
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds
 from onnx_export.importer.shifts import Shifts
@@ -43,7 +44,11 @@ def frames_of(model, varying, constants, dims) -> dict:
     """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
-    limits = thresholds(model)
+    try:
+        trace = Trace(model, shapes, constants, rows=True)
+    except Cannot as error:
+        raise NotImported(str(error)) from None
+    limits = thresholds(model, trace)
     reach = max(limits, default=0)
     length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -67,19 +72,18 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["open_axes"].append(axes)
         if found.mixed or not found.trace.faults:
             remedy = f"; if {label!r} has one size, give it by dims"
-            faults = found.faults(results, carried=shifts is not None)
+            faults = [fault + remedy for fault in found.faults(results, carried=shifts is not None)]
             if shifts:
                 fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
             if found.trace.loops and found.moves:
-                faults.append("a Loop over an open number of frames, of which only some can be compared")
-            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
-                faults += counted(model, found, more)
-            faults = [fault + remedy for fault in faults]
+                faults.append("a Loop over an open number of frames, of which only some can be compared" + remedy)
             fields["mixed"] += [(axes, faults)] if faults else []
+            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
+                fields["faults"] += [fault + remedy for fault in counted(model, found, more)]
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
     if not fields["time_axes"]:
-        fields |= _fixed_steps(model, shapes, constants)
+        fields |= _fixed_steps(model, shapes, trace)
     return fields
 
 
@@ -125,17 +129,12 @@ def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
     return found
 
 
-def _fixed_steps(model, shapes, constants) -> dict:
+def _fixed_steps(model, shapes, trace: Trace) -> dict:
     """The axis of fixed size along which a recurrent operator's steps are."""
-    names = [value.name for value in model.graph.output]
-    try:
-        trace = Trace(model, shapes, constants, rows=True)
-    except Cannot:
-        return {}
     for name, shape in shapes.items():
         for axis, size in enumerate(shape):
             if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
-                results = {n: trace.values.get(n) for n in names}
+                results = {value.name: trace.values.get(value.name) for value in model.graph.output}
                 shifts = None
                 if not trace.faults and (found.mixed or trace.loops):
                     shifts = _linked(model, found, {name: axis}, fixed=True)

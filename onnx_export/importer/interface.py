@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from itertools import islice
 
 import numpy as np
@@ -176,6 +177,7 @@ def plan(
     found = _only(plans, trace, read, written)
     if written and not found.states and not found.chain.cells:
         raise NotImported("it keeps no state from call to call:", written)
+    _check_names(found, states)
     return found
 
 
@@ -294,9 +296,10 @@ def _flat(value: Elements) -> list[int]:
 
 def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -> Plan:
     """The one plan without a fault; `written` are possible reasons why there is none."""
-    good = [found for found in plans if not found.faults]
-    best = max(map(_rank, good), default=None)
-    good = [found for found in good if _rank(found) == best]
+    possible = [found for found in plans if not found.faults]
+    best = max(map(_rank, possible), default=None)
+    good = [found for found in possible if _rank(found) == best]
+    good += [found for found in possible if any(_likeness(found) > _likeness(one) for one in good)]
     if len({_elements(found) for found in good}) == 1:
         return good[0]  # readings of the same elements are one
     if good:
@@ -318,18 +321,35 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
 
 def _rank(found: Plan) -> tuple:
     """Which of several readings is meant: it loses no output, its states keep their shapes, y has the time axis."""
-    given = Counter(found.inputs.output_axes.get(name) is not None for name in found.outputs)
-    axes = given[True] - sum(found.inputs.output_axes.get(name) is not None for name in found.states.values())
-    values, single = found.trace.values, len(found.outputs) == 1
+    axes = found.inputs.output_axes
+    over = [name for name, axis in axes.items() if axis is not None]
+    kept = [name for name in found.outputs if name in over or not over]
+    values = found.trace.values
     shapes = sum(values[name].shape == values[result].shape for name, result in found.states.items())
-    if found.states and found.time_axis is None:
-        return (
-            len(set(np.concatenate([_numbers(found, name) for name in found.outputs]).tolist())),
-            single,
-            shapes,
-            axes,
-        )
-    return (0, single, shapes, axes)
+    elements = set(np.concatenate([np.empty(0, int), *(_numbers(found, name) for name in kept)]).tolist())
+    given = len(kept) - sum(name in over for name in found.states.values())
+    return len(elements) if over or found.states else 0, len(found.outputs) == 1, shapes, given
+
+
+def _alike(name: str, result: str) -> float:
+    return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
+
+
+def _likeness(found: Plan) -> float:
+    """How much the names of states are like those of the outputs that give them back."""
+    return sum(_alike(*pair) for pair in found.states.items())
+
+
+def _check_names(found: Plan, states) -> None:
+    """Refuse a cache of one frame where the output that gives it back has the frame's name rather than its own."""
+    for name, result in found.states.items():
+        for frame in found.frames:
+            same = np.array_equal(_numbers(found, frame), _numbers(found, result))
+            if same and name not in states and _alike(frame, result) > _alike(name, result):
+                raise NotImported(
+                    f"the output {quoted(result)} is the input {quoted(frame)} unchanged: if {quoted(name)} is the "
+                    f"frame before, say so by states={{{name!r}: {result!r}}}"
+                )
 
 
 def _numbers(found: Plan, name: str) -> np.ndarray:
