@@ -1,8 +1,9 @@
 """Load streaming models from ONNX files of other programs, as a list of layers that is proven against the file.
 
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
-`cells.py` and `activations.py` find what is written out, `chain.py` finds the steps and `joining.py` makes layers of
-them, `interface.py` finds which inputs are states, `proof.py` compares with the file. `command.py` is `cnorm import`.
+`activations.py` and `cells.py` (by `affine.py`, `normed_rows.py` and the float64 values of `values.py`) find what is
+written out, `chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs are
+states, `proof.py` compares with the file. `command.py` is `cnorm import`.
 """
 
 from __future__ import annotations

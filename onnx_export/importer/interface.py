@@ -280,6 +280,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
     """The one plan without a fault."""
     good = [found for found in plans if not found.faults]
     good = [found for found in good if len(found.outputs) == 1] or good
+    good = list({_elements(found): found for found in reversed(good)}.values())[::-1]
     if len(good) == 1:
         return good[0]
     if good:
@@ -296,6 +297,13 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
     if len(inputs.shapes) > 1 and not trace.faults:
         rest.append("an input that is a part of x, though an output has its size, is named by frames=[...]")
     raise NotImported("it is not a list of layers that cnorm has:", [*faults[:MAX_FAULTS], *rest])
+
+
+def _elements(found: Plan) -> tuple:
+    """What a reading is, whatever its outputs are called: y may be the same elements as a state."""
+    values = found.trace.values
+    pairs = sorted((name, values[result].numbers.tobytes()) for name, result in found.states.items())
+    return found.frames, tuple(values[name].numbers.tobytes() for name in found.outputs), tuple(pairs)
 
 
 def _together(faults: list[str]) -> list[str]:

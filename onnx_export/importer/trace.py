@@ -75,7 +75,8 @@ class Trace:
         self._firsts: list[int] = []
         self._next = self._moved_elements = self._nodes = 0
         self.faults: list[str] = []
-        self.linear = 0  # linear functions that were expanded, see `cells.affine`
+        self.linear = 0  # linear functions that were expanded, see `affine.affine`
+        self.cells: dict = {}  # that were searched, see `cells.written_cell`
         self.sequences: list[np.ndarray] = []
         self.unrolled: dict[int, int] = {}
         self.values: dict[str, Elements | np.ndarray] = {"": None}
