@@ -265,15 +265,14 @@ def test_a_refusal_of_a_damaged_file_names_its_nodes(tmp_path, rng):
         onnx_export.load(path)
 
 
-def test_two_readings_are_refused_with_both(tmp_path, rng):
-    """Two outputs that are the new state alike: one of them is the result."""
+def test_readings_with_the_same_elements_are_one(tmp_path, rng):
+    """Two outputs that are the new state alike: whichever is the result, the layers are the same."""
     nodes = [node("MatMul", "x w", "a"), node("MatMul", "h r", "b"), node("Add", "a b", "s"), node("Tanh", "s", "h2")]
     nodes.append(node("Identity", "h2", "y"))
     weights = {"w": normal(rng, INPUTS, UNITS), "r": normal(rng, UNITS, UNITS)}
     ends = {"x": [1, INPUTS], "h": [1, UNITS]}, {"y": [1, UNITS], "h2": [1, UNITS]}
     path = saved(tmp_path / "m.onnx", nodes, *ends, weights)
-    with pytest.raises(ValueError, match=r"more than one reading.*\n.*'h': 'h2'.*\n.*'h': 'y'|'h': 'y'"):
-        onnx_export.load(path)
+    assert imported(path).report.ok
     assert imported(path, states={"h": "h2"}).report.ok
     with pytest.raises(ValueError, match="no input 'g'; it has 'x', 'h'"):
         onnx_export.load(path, states={"g": "h2"})
