@@ -114,7 +114,7 @@ cdef class TrainedCell:
             old = self.values[i]
             new = np.empty((<object>old).shape, np.float32)
             memory = NULL if not shaped_as(old, &shape) else memory_of(tensors[i], &shape)
-            if memory == NULL or tensors[i].is_neg():
+            if memory == NULL or tensors[i].is_neg() or not is_allocated(tensors[i], memory):
                 return None
             if not copy_finite(memory, <float *>cnp.PyArray_DATA(new), cnp.PyArray_SIZE(new)):
                 return None
@@ -180,7 +180,7 @@ cdef class TrainedCell:
         """The `Sums` of a backward pass."""
         cdef Sums new = Sums.__new__(Sums)
         cdef ptrdiff_t floats = cnorm_sums_floats(self.network.layers, 1)
-        new.cell, new.calls = self, []
+        new.cell, new.calls, new.given = self, [], []
         new.memory = self.blocks.take(floats)
         new.sums.memory, new.sums.rows = <float *>cnp.PyArray_DATA(new.memory), 0
         memset(new.sums.memory, 0, floats * sizeof(float))
@@ -319,6 +319,7 @@ cdef class Sums:
     cdef cnp.ndarray memory
     cdef cnorm_sums sums
     cdef list calls
+    cdef readonly list given  # what the gradients depend on besides the weights, if they may be differentiated
 
     def __dealloc__(self):
         if self.watched is not None:

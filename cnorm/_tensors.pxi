@@ -37,6 +37,8 @@ cdef enum:
     DL_CPU = 1  # kDLCPU
     DL_FLOAT = 2  # kDLFloat
 
+cdef size_t LOW_ADDRESSES = <size_t>1 << (36 if sizeof(void *) == 8 else 31)  # offsets of tensors stay below this
+
 cdef struct tensor_shape:
     int ndim
     int64_t sizes[MAX_AXES]
@@ -123,9 +125,17 @@ cdef float *memory_of(t, const tensor_shape *shape) except? NULL:
     return <float *>(<char *>it.data + it.offset)
 
 
+cdef bint is_allocated(t, const float *memory) except -1:
+    """Whether a tensor's storage has memory: where it was freed, PyTorch's address is the tensor's offset alone."""
+    return <size_t>memory >= LOW_ADDRESSES or t.untyped_storage().data_ptr() != 0
+
+
 cdef object readable(t, str name, const tensor_shape *shape):
     """The tensor, or a copy if the kernels can't read it; None for None."""
-    if t is None or (memory_of(t, shape) != NULL and not t.is_neg()):
+    if t is None:
+        return None
+    cdef float *memory = memory_of(t, shape)
+    if memory != NULL and is_allocated(t, memory) and not t.is_neg():
         return t
     return readable_tensor(t, name, sizes_of(shape))
 
@@ -139,6 +149,11 @@ cdef float *data_of(t, const tensor_shape *shape) except? NULL:
     if memory == NULL and t is not None:
         refuse_changed()
     return memory
+
+
+cdef Py_ssize_t version_of(t):
+    """A tensor's version; 0 of one made in inference mode, which has none."""
+    return 0 if t.is_inference() else t._version
 
 
 def tensors_at(module, list paths):

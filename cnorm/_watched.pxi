@@ -39,8 +39,8 @@ cdef class Watched:
             if shaped_as(kept, &it.shape):
                 it.memory = memory_of(tensors[i], &it.shape)
             it.kept, it.bytes = <const float *>cnp.PyArray_DATA(kept), cnp.PyArray_NBYTES(kept)
-            it.version, it.need = tensors[i]._version, tensors[i].requires_grad
-            self.plain = self.plain and it.memory != NULL
+            it.version, it.need = version_of(tensors[i]), tensors[i].requires_grad
+            self.plain = self.plain and it.memory != NULL and not tensors[i].is_neg()
 
     def __dealloc__(self):
         PyMem_Free(self.each)
@@ -63,7 +63,7 @@ cdef class Watched:
         """The first tensor with another version than at the beginning, as (number, that version), or None."""
         cdef Py_ssize_t i
         for i in range(len(self.tensors)):
-            if <Py_ssize_t>self.tensors[i]._version != self.each[i].version:
+            if version_of(self.tensors[i]) != self.each[i].version:
                 return i, self.each[i].version
         return None
 
@@ -79,9 +79,9 @@ cdef class Watched:
             return False
         for i in range(len(self.tensors)):
             t, it = tensors[i], &self.each[i]
-            if t is not self.tensors[i] or memory_of(t, &it.shape) != it.memory:
+            if t is not self.tensors[i] or memory_of(t, &it.shape) != it.memory or t.is_neg():
                 return False
-            if graph and (<Py_ssize_t>t._version != it.version or <bint>t.requires_grad != it.need):
+            if graph and (version_of(t) != it.version or <bint>t.requires_grad != it.need):
                 return False
         for i in range(len(self.tensors)):
             if memcmp(self.each[i].memory, self.each[i].kept, self.each[i].bytes) != 0:

@@ -24,7 +24,7 @@ from cnorm.text import message_of
 __all__ = ["SGD", "Adam", "Learner"]
 
 # Format 3 of Learner.save: HEAD, a safetensors file whose metadata have the settings as JSON, CRC-32 (zlib's, 4 bytes,
-# little-endian) of all bytes before it. Format 2, still read, is the safetensors file alone.
+# little-endian) of all bytes before it.
 HEAD = b"cnorm learner 3\n"
 SAVED = "cnorm.learner"  # key of the metadata
 FORMAT = 3
@@ -363,8 +363,7 @@ class Learner:
         Parameters
         ----------
         saved : bytes
-            Any byte of it that has changed is found by the checksum; it may come from an untrusted source. Those of
-            format 2, which earlier versions wrote, have no checksum and are still read.
+            Any byte of it that has changed is found by the checksum; it may come from an untrusted source.
 
         Raises
         ------
@@ -376,17 +375,17 @@ class Learner:
         """
         if not isinstance(saved, bytes):
             raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
-        version = 2
-        if saved[: len(HEAD)] == HEAD:
-            if zlib.crc32(saved[:-4]) != int.from_bytes(saved[-4:], "little"):
-                raise ValueError("saved is not what Learner.save wrote: its checksum does not match")
-            version, saved = FORMAT, saved[len(HEAD) : -4]
+        if saved[: len(HEAD)] != HEAD:
+            raise ValueError(f"saved is not what Learner.save wrote: it begins {saved[: len(HEAD)]!r}, not {HEAD!r}")
+        if zlib.crc32(saved[:-4]) != int.from_bytes(saved[-4:], "little"):
+            raise ValueError("saved is not what Learner.save wrote: its checksum does not match")
+        saved = saved[len(HEAD) : -4]
         try:
             tensors = safetensors.numpy.load(saved)
             metadata = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])["__metadata__"]
             settings = json.loads(metadata[SAVED])
-            if settings["format"] != version:
-                raise ValueError(f"the format is {settings['format']!r}, this version reads 2 and {FORMAT}")
+            if settings["format"] != FORMAT:
+                raise ValueError(f"the format is {settings['format']!r}, this version reads {FORMAT}")
             return cls._restored(tensors, settings)
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"saved is not what Learner.save wrote: {message_of(error)}") from None

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import safetensors.numpy
 
 from cnorm import _core
 from cnorm.arguments import as_array
@@ -18,7 +17,7 @@ from cnorm.comparison import Comparison, compare
 from cnorm.layers.base import INPUT, Layer
 from cnorm.layers.chain import chained, flat, named_outputs, shown, sizes_of, slices
 from cnorm.storage.files import write_whole
-from cnorm.storage.model_files import METADATA_KEY, configuration, identity, named_tensors
+from cnorm.storage.model_files import configuration, identity, named_tensors, saved
 from cnorm.storage.modules import layers_of
 from cnorm.storage.packed import from_bytes, outputs_of, packed_file, summary, unchanged_bytes
 from cnorm.storage.stream_state import set_states
@@ -376,10 +375,7 @@ class Model:
         TypeError
             If `path` is not a str or path-like.
         """
-        data = safetensors.numpy.save(
-            named_tensors(self.layers), metadata={METADATA_KEY: configuration(self.layers, self.outputs)}
-        )
-        write_whole(path, data)
+        write_whole(path, saved(self.layers, self.outputs))
 
     def save_packed(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one flat file in the layout of the kernels, for `cnorm.load` and for C.

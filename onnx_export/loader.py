@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 
 import numpy as np
-from onnx import numpy_helper
 
+from cnorm.arguments import whole_number
 from cnorm.model import Model
-from cnorm.storage.files import MAX_FILE_BYTES
+from cnorm.storage.files import open_regular
 from cnorm.storage.loading import model_of
 from cnorm.storage.model_files import METADATA_KEY
 from cnorm.text import quoted
-from onnx_export import model_io
-from onnx_export.errors import NotExported, NotImported
-from onnx_export.files import EXTERNAL_ABOVE
-from onnx_export.importer import Imported, import_model
+from onnx_export import child, wire
+from onnx_export.errors import NotImported
+from onnx_export.importer import Imported
+from onnx_export.importer.worker import LIMITS, MOST_BYTES, MOST_MEMORY, MOST_SECONDS, Received
 
-__all__ = ["imported", "load"]
+__all__ = ["Received", "imported", "load", "received"]
 
-# The file is read in this process, without limits on time and memory. So its size is limited to that of files that
-# `export` writes, whose weights are in a second file above EXTERNAL_ABOVE bytes.
-_LIMITS = model_io.Limits(
-    file_bytes=EXTERNAL_ABOVE + (64 << 20), tensor_bytes=MAX_FILE_BYTES, messages=100_000, nodes=50_000
-)
+for _package in ("onnx", "onnxruntime"):  # which the child imports
+    if find_spec(_package) is None:
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 _BY_HAND = (
     "by hand: build the layers from the checkpoint's tensors, cnorm.LSTM(tensors, preset=...), and let "
@@ -40,6 +41,9 @@ def load(
     dims: Mapping[str, int] | None = None,
     frames: Sequence[str] = (),
     check: bool = True,
+    external_data: bool = False,
+    timeout: float | None = None,
+    memory: int | None = None,
 ) -> Model:
     """Read an ONNX file into a model: a file that `export` wrote, or a streaming model of another program.
 
@@ -52,7 +56,9 @@ def load(
     paired by what the graph does with their elements, or inside recurrent operators that run over a time axis. The
     model that comes out is compared with the file, step by step, in onnxruntime and float64 (`check_parity`).
 
-    The file is untrusted input: it is measured and checked before it is used.
+    The file is untrusted input: it is measured and checked before it is used. Its graph is read, run and compared in a
+    child process with limits on time and memory, which costs about a second; the model comes back as the bytes of a
+    model file. A file of `export`, whose graph is not run, is read in this process.
 
     Parameters
     ----------
@@ -68,12 +74,24 @@ def load(
         input for which everything fits.
     check : bool
         Compare the model with the file. Without it the model's repr says that it was not compared.
+    external_data : bool
+        Also read tensors that lie in other files than NAME.onnx.data and NAME.data. All must lie in the file's folder.
+    timeout : float, optional
+        Seconds after which the child is ended. If not given, 600, and as many of processor time as a file of its size
+        should need: 18, and 10 for each MiB.
+    memory : int, optional
+        Bytes that the child may map. If not given, 2 GiB, and 64 bytes for each of the file, at most 8 GiB.
 
     Returns
     -------
     cnorm.Model
         Its frame is the elements of the file's frame, or frames one behind another in the order of the file, y the
         outputs'. Inputs of integers are token ids, where they are the indices of a Gather of a constant table.
+
+    Warns
+    -----
+    UserWarning
+        If a call of the file is one step and keeps no state, which the model's stream carries.
 
     Raises
     ------
@@ -83,32 +101,86 @@ def load(
         If `path` is not a path.
     ValueError
         If the file cannot be read, has nodes that no layer computes (the message lists all of them), or computes
-        something else than the layers; the message says what was expected and what was found.
+        something else than the layers, or ends or exhausts its child process; the message says what was expected and
+        what was found.
     """
-    found = imported(path, inputs=inputs, states=states, dims=dims, frames=frames, check=check)
-    return found.model if isinstance(found, Imported) else found
-
-
-def imported(path, *, inputs=None, states=None, dims=None, frames=(), check=True) -> Imported | Model:
-    """As `load`, with how the file was read if `export` did not write it."""
-    given: dict = {"inputs": inputs or {}, "states": states or {}, "dims": dims or {}}
-    for name, value in given.items():
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{name} must be a mapping of names, got {type(value).__name__}")
-    given = {name: dict(value) for name, value in given.items()} | {"frames": _names(frames)}
-    try:
-        onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
-    except NotExported:
-        onnx_model = model_io.load(path, external_data=True, limits=_LIMITS)
-        try:
-            found = import_model(onnx_model, **given, check=check)
-        except NotImported as error:
-            raise NotImported(f"{path}: {error.summary}", [*error.reasons, _BY_HAND]) from None
-        found.model.unproven = not check
+    given = {"inputs": inputs, "states": states, "dims": dims, "frames": frames}
+    limits = {"external_data": external_data, "timeout": timeout, "memory": memory}
+    found = imported(path, **given, check=check, **limits)
+    if not isinstance(found, Imported):
         return found
-    for name in (name for name, value in given.items() if value):
-        raise ValueError(f"{name}: {path} was written by `export`, which says them itself")
-    return _exported(path, onnx_model)
+    if found.time_axis is None:
+        for note in found.notes:
+            warnings.warn(f"{path}: {note}", stacklevel=2)
+    return found.model
+
+
+def imported(path, **options) -> Imported | Model:
+    """As `load`, with how the file was read if `export` did not write it."""
+    found = received(path, **options)
+    return found.found if isinstance(found, Received) else found
+
+
+def received(
+    path,
+    *,
+    check: bool = True,
+    external_data: bool = False,
+    timeout: float | None = None,
+    memory: int | None = None,
+    progress: Callable[[str], None] | None = None,
+    **given,
+) -> Received | Model:
+    """What a child process sends of a file: see `Received`. A file of `export` is read here: its model.
+
+    `given` are more arguments of `load`, and for the child "recordings", the path of an .npz file, and "timed".
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
+    wanted = {"recordings": given.pop("recordings", None), "timed": given.pop("timed", False)}
+    given = _checked(**given)
+    os.stat(path)  # OSError if the file does not exist, like other readers
+    if _is_exported(path):
+        for name in (name for name, value in given.items() if value):
+            raise ValueError(f"{name}: {path} was written by `export`, which says them itself")
+        return _exported(path)
+    request = {"path": os.fsdecode(path), "given": given, "check": bool(check), "external_data": bool(external_data)}
+    request |= {"timeout": timeout, "memory": memory} | wanted
+    result = Received(path, progress)
+    limits = {"timeout": timeout or MOST_SECONDS, "memory": memory or MOST_MEMORY}
+    trouble = child.run("onnx_export.importer.worker:work", request, result.listen, **limits)
+    if isinstance(result.error, NotImported):
+        raise NotImported(f"{path}: {result.error.summary}", [*result.error.reasons, _BY_HAND])
+    if result.error:
+        raise result.error
+    if trouble or result.found is None:
+        how = "a longer time is allowed by timeout=SECONDS, more memory by memory=BYTES"
+        raise NotImported(f"{path}: {trouble} while {result.stage}", [how] if "limit" in trouble else [])
+    result.found.model.unproven = not check
+    return result
+
+
+def _checked(inputs=None, states=None, dims=None, frames=()) -> dict:
+    """The arguments of `load` that are sent to the child, as JSON."""
+    given = {"inputs": inputs or {}, "states": states or {}, "dims": dims or {}}
+    for name, value in given.items():
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{name} must be a mapping of names, got {type(value).__name__}")
+    if not all(isinstance(name, str) for name in given["states"].values()):
+        raise TypeError("states must map names of inputs to names of outputs")
+    return {
+        "inputs": {name: _numbers(name, value) for name, value in given["inputs"].items()},
+        "states": dict(given["states"]),
+        "dims": {name: whole_number(size, f"dims[{name!r}]", 1) for name, size in given["dims"].items()},
+        "frames": _names(frames),
+    }
+
+
+def _numbers(name: str, value) -> object:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"inputs[{name!r}] must be a number or an array of numbers, got {type(value).__name__}")
+    return array.tolist()
 
 
 def _names(frames) -> tuple[str, ...]:
@@ -117,7 +189,22 @@ def _names(frames) -> tuple[str, ...]:
     return tuple(frames)
 
 
-def _exported(path, onnx_model) -> Model:
+def _is_exported(path) -> bool:
+    """Whether a file has the metadata of `export`; what else is wrong with it, its reader says."""
+    try:
+        with open_regular(path) as file:
+            size = min(os.fstat(file.fileno()).st_size, MOST_BYTES)
+            return any(key == METADATA_KEY for key, _ in wire.metadata(file.read(size)))
+    except (ValueError, OSError):
+        return False
+
+
+def _exported(path) -> Model:
+    from onnx import numpy_helper
+
+    from onnx_export import model_io
+
+    onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=model_io.Limits(**LIMITS))
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     if _portable(text):
         raise ValueError(

@@ -21,12 +21,13 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
+from cnorm.storage.files import kind_of
 from cnorm.text import quoted
 from onnx_export import wire
 from onnx_export.errors import NotExported, Refused, Unreadable
 from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
 
-_VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})  # onnxruntime 1.32 crashes where an input has no name
+_VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})  # none of their inputs is optional
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,8 @@ def open_untrusted(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, o
 
 def parse(data: bytes, limits: Limits, metadata_key: str = "") -> onnx.ModelProto:
     """Parse and check against the limits, without external data; the domain "ai.onnx" is renamed to ""."""
-    if not data:
-        raise Unreadable("not an ONNX file: it is empty")
+    if kind := kind_of(data):
+        raise Unreadable(f"not an ONNX file: it is {kind}")
     _check_unparsed(data, limits, metadata_key)
     model = onnx.ModelProto()
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Collection, Iterator
+from itertools import chain, count
 
 import onnx
 
@@ -49,6 +50,22 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from function.node
 
 
+def free_prefix(model: onnx.ModelProto, stem: str) -> str:
+    """A prefix that is new to the model: `stem` or `stem` and a number, such that no name begins with it and "_"."""
+    taken = {match[1] for match in map(re.compile(rf"{stem}(\d*)_").match, _names(model)) if match}
+    return stem + next(number for number in chain([""], map(str, count(2))) if number not in taken)
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str]:
+    """The name of every value in all graphs and functions of the model."""
+    for graph in model_graphs(model):
+        for field in (graph.input, graph.output, graph.initializer, graph.value_info):
+            yield from (each.name for each in field)
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for owner in chain(model_nodes(model), model.functions):
+        yield from (*owner.input, *owner.output)
+
+
 def settle_references(model: onnx.ModelProto) -> None:
     """Give attributes that local functions take from their calls the value that these agree on.
 
@@ -89,12 +106,13 @@ def _settle(function: onnx.FunctionProto, calls: list[onnx.NodeProto]) -> bool:
     return changed
 
 
-def drop_omitted_biases(model: onnx.ModelProto) -> list[str]:
-    """Drop the bias of each LayerNormalization that has the empty name; returns these nodes' names, or results."""
+def drop_omitted(model: onnx.ModelProto, kinds: Collection[str] | None = None) -> list[str]:
+    """Drop the last inputs of nodes, of these operators or all, that have the empty name; returns the nodes' names."""
     found = []
     for node in model_nodes(model):
-        if node.op_type == "LayerNormalization" and len(node.input) == 3 and not node.input[2]:
-            del node.input[2]
+        if node.input and not node.input[-1] and (kinds is None or node.op_type in kinds):
+            while node.input and not node.input[-1]:
+                del node.input[-1]
             found.append(node.name or next(filter(None, node.output), ""))
     return found
 

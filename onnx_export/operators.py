@@ -48,11 +48,12 @@ def divide_rms(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.nda
 
 @dataclass(frozen=True)
 class Standardised:
-    """Standardised rows: xhat [shape of x]; max|x| and the second moment of each row, which broadcast against xhat."""
+    """Standardised rows: xhat [shape of x]; max|x|, |mean| and the second moment of each row, which broadcast to it."""
 
     n: int
     xhat: np.ndarray
     largest: np.ndarray
+    mean: np.ndarray
     variance: np.ndarray
 
 
@@ -81,11 +82,11 @@ class Formula:
         n = int(np.prod([x.shape[axis] for axis in axes]))
         with np.errstate(all="ignore"):
             largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
-            d = x
+            d, mean = x, np.abs(np.mean(x, axis=axes, keepdims=True))
             for _ in range(2 if self.centred else 0):  # the second pass removes the rounding error of the mean
                 d = d - np.mean(d, axis=axes, keepdims=True)
             moment = np.mean(d * d, axis=axes, keepdims=True)
-            return Standardised(n, d / np.sqrt(moment + eps), largest, moment)
+            return Standardised(n, d / np.sqrt(moment + eps), largest, mean, moment)
 
     def broadcast_parameter(self, value: np.ndarray, _x: np.ndarray) -> np.ndarray:
         """A scale or bias, reshaped so that it broadcasts against x."""
@@ -123,8 +124,8 @@ class GroupFormula(Formula):
     def apply(self, x, _axes, eps, node) -> Standardised:
         grouped = x.reshape(x.shape[0], self.groups(node, x.shape[1]), -1)
         done = super().apply(grouped, (2,), eps, node)
-        largest, variance = (self.broadcast_parameter(each[..., 0], x) for each in (done.largest, done.variance))
-        return Standardised(done.n, done.xhat.reshape(x.shape), largest, variance)
+        facts = (self.broadcast_parameter(each[..., 0], x) for each in (done.largest, done.mean, done.variance))
+        return Standardised(done.n, done.xhat.reshape(x.shape), *facts)
 
     def broadcast_parameter(self, value, x):
         ones = (1,) * (x.ndim - 2)
@@ -159,7 +160,7 @@ class DeviationFormula(Formula):
         with np.errstate(all="ignore"):
             std = np.sqrt(done.variance)
             xhat = np.where(std > 0, done.xhat, 0.0) * (std / (std + np.sqrt(eps)))
-        return Standardised(done.n, xhat, done.largest, done.variance)
+        return Standardised(done.n, xhat, done.largest, done.mean, done.variance)
 
 
 LAYER = Formula("layer")

@@ -36,6 +36,7 @@ __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
 SAMPLES = 3  # of a sensitivity
 BATCH = 3  # rows in the call that is compared with calls of one row each
+NEAR_0 = 2.0**-10  # values below are not counted in units in the last place
 UNIT = 2.0**-24  # unit roundoff of float32
 
 
@@ -346,16 +347,15 @@ class _Measure:
         return self.frames * bound(self.longest, exact, self.unit, sensitivity)
 
     def _add(self, engine, against, tensor, distance, exact, allowed: float, place: tuple[int, int]) -> None:
-        largest, ulp = _largest(distance), _largest(distance / self._ulp(exact))
+        size = np.broadcast_to(np.abs(exact), distance.shape)
+        units = np.spacing(size[size >= NEAR_0].astype(self.dtype)).astype(np.float64)
+        largest, ulp = _largest(distance), _largest(distance[size >= NEAR_0] / units)
         used = largest / allowed if allowed else math.inf if largest else 0.0
         row = Row(engine, against, tensor, largest, ulp, used, allowed, *place, used <= 1)
         key = engine, against, tensor
         self.rows[key] = _worse(self.rows.get(key, row), row)
         if self.first is None and not row.ok:
             self.first = row
-
-    def _ulp(self, exact) -> np.ndarray:
-        return np.spacing(np.abs(exact).astype(self.dtype)).astype(np.float64)
 
     def drift(self, runs) -> None:
         for engine, against in _pairs(runs):

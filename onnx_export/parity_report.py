@@ -24,7 +24,8 @@ class Row:
         The graph's name of an output or next state, or of a state's input whose initial value differs from the
         model's.
     max_abs, max_ulp : float
-        Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype.
+        Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype,
+        for values of at least 2**-10: near 0, where these units vanish, a step rounds by those of what it adds.
     used : float
         Largest difference / bound of a step; 1 is the limit.
     bound : float
@@ -62,7 +63,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The result of `check_parity`. True in a condition if the file and the model agree.
+    """The result of `check_parity`. True in a condition if the file and the model agree; as text three lines.
 
     Attributes
     ----------
@@ -118,12 +119,23 @@ class ParityReport:
             f"by {f.max_abs:.3g} where {f.bound:.3g} is allowed ({setting})"
         )
 
+    @classmethod
+    def from_dict(cls, given: dict) -> ParityReport:
+        """The report that `dataclasses.asdict` took apart."""
+        parts = {
+            "rows": tuple(Row(**row) for row in given["rows"]),
+            "drift": tuple(Drift(**row) for row in given["drift"]),
+            "first": given["first"] and Row(**given["first"]),
+        }
+        return cls(**given | parts)
+
     def to_json(self) -> str:
         """The whole report as JSON; an infinite or undefined difference is null."""
         report = {"ok": self.ok, "verdict": self.verdict} | asdict(self)
         return json.dumps(_without_nan(report), indent=1, allow_nan=False)
 
-    def __str__(self) -> str:
+    def table(self) -> str:
+        """Every row, a line each, and the drift."""
         lines = [f"{'engine':<18} {'against':<18} {'tensor':<8} {'max abs':>9} {'ULP':>9} {'used':>6}"]
         lines += [
             f"{r.engine:<18} {r.against:<18} {r.tensor:<8} {r.max_abs:9.2e} {r.max_ulp:9.3g} {r.used:6.0%}"
@@ -133,21 +145,23 @@ class ParityReport:
         lines += [f"{d.engine:<18} {d.against:<18} {d.tensor:<8} {d.max_abs:9.2e}  drift" for d in self.drift]
         return "\n".join([*lines, self.verdict])
 
-    def __rich__(self):
-        from rich.table import Table
+    def __str__(self) -> str:
+        """Three lines: the verdict, the largest error of a step, and the drift."""
+        lines = [self.verdict]
+        exact = [row for row in self.rows if row.against.startswith("float64")]
+        if exact:
+            most = max(exact, key=lambda row: row.used)
+            ours = max((row.max_abs for row in exact if row.engine == "cnorm"), default=0.0)
+            lines.append(
+                f"  a step's error against float64: at most {ours:.1e} in cnorm; the most of its bound, "
+                f"{most.used:.0%}, in {most.engine}, {most.tensor}"
+            )
+        drift = max((each.max_abs for each in self.drift if each.against == "float64"), default=0.0)
+        lines.append(f"  running freely, the engines are within {drift:.1e} of float64 (not judged)")
+        return "\n".join(lines)
 
-        table = Table(title=self.verdict, caption="used: part of its bound that a step used; drift: not judged")
-        for heading in ("engine", "against", "tensor"):
-            table.add_column(heading)
-        for heading in ("max abs", "ULP", "used", "drift"):
-            table.add_column(heading, justify="right")
-        drift = {(d.engine, d.against, d.tensor): d.max_abs for d in self.drift}
-        for r in self.rows:
-            difference = drift.get((r.engine, r.against, r.tensor))
-            cells = (r.engine, r.against, r.tensor, f"{r.max_abs:.1e}", f"{r.max_ulp:.3g}", f"{r.used:.0%}")
-            shown = "" if difference is None else f"{difference:.1e}"
-            table.add_row(*cells, shown, style=None if r.ok else "bold red")
-        return table
+    def __rich__(self) -> str:
+        return str(self)
 
 
 def _without_nan(value):

@@ -27,7 +27,7 @@ __all__ = ["GATES", "KERNELS", "Cell", "Direction", "State", "is_recurrent", "ru
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _DEVIATIONS = 6.0
-_ACTIVATION = 8.0  # roundings of an activation, in units: its own and those of a rational approximation
+ACTIVATION = 8.0  # roundings of an activation, in units: its own and those of a rational approximation
 
 Function = Callable[[np.ndarray], np.ndarray]
 # name -> defaults of alpha and beta (None where it takes none), and the function
@@ -156,7 +156,7 @@ class Approximate:
         value = function(self.value)
         differences = [np.abs(function(self.value + sign * self.error) - value) for sign in (1, -1)]
         return Approximate(
-            value, np.maximum(*differences) + _ACTIVATION * self.unit * np.maximum(np.abs(value), 1), self.unit
+            value, np.maximum(*differences) + ACTIVATION * self.unit * np.maximum(np.abs(value), 1), self.unit
         )
 
     def columns(self, start: int, stop: int) -> Approximate:

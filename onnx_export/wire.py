@@ -7,12 +7,13 @@ format: https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
-import onnx
-
+_METADATA, _NAMES = 14, (1, 2)  # of onnx.proto: ModelProto.metadata_props, and key and value of its entries
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; ONNX files do not use groups, 3 and 4
 _MESSAGE, _STRING, _BINARY = 11, 9, 12  # field types of a descriptor
+_MOST_FIELDS = 1 << 20  # of the model itself, and of an entry of its metadata
 _SCALARS_PER_MESSAGE = 8  # a field that is no message and no repeated string counts 1/8 of a message
 
 
@@ -38,6 +39,8 @@ def exceeds(data: bytes, most: int) -> bool:
 
 
 def _scan(data: bytes, budget: int) -> bool:
+    import onnx  # not above: `metadata` alone, of a file that a child process reads, does not need it
+
     position, end, fields = 0, len(data), _fields(onnx.ModelProto.DESCRIPTOR)
     outer: list[tuple[int, dict]] = []
     while True:
@@ -78,7 +81,7 @@ def _scan(data: bytes, budget: int) -> bool:
             raise Malformed("a field reaches beyond the message it lies in")
 
 
-def metadata(data: bytes) -> list[tuple[str, str]]:
+def metadata(data: bytes) -> Iterator[tuple[str, str]]:
     """The keys and values of a serialised ModelProto's metadata, in order; the graph is skipped.
 
     Raises
@@ -86,25 +89,25 @@ def metadata(data: bytes) -> list[tuple[str, str]]:
     Malformed
         If the bytes are not in the wire format, or a key or value is not UTF-8.
     """
-    model = onnx.ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
-    entry = onnx.StringStringEntryProto.DESCRIPTOR.fields_by_name
-    pairs = []
     try:
         for number, content in _chunks(data):
-            if number == model:
+            if number == _METADATA:
                 last = dict(_chunks(content))  # of repeated occurrences of a field the last one counts
-                pairs.append(tuple(last.get(entry[name].number, b"").decode() for name in ("key", "value")))
+                key, value = (last.get(name, b"").decode() for name in _NAMES)
+                yield key, value
     except IndexError:
         raise Malformed("it ends inside a field") from None
     except UnicodeDecodeError:
         raise Malformed("a name that is not UTF-8") from None
-    return pairs
 
 
 def _chunks(data: bytes):
     """(field number, content) of each length-delimited field."""
-    position = 0
+    position, fields = 0, 0
     while position < len(data):
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise Malformed(f"a message has more than {_MOST_FIELDS} fields, its graph not counted")
         tag, position = _varint(data, position)
         if tag & 7 != _BYTES:
             position = _after_number(data, position, tag & 7)

@@ -77,17 +77,19 @@ def models(sizes=None, *, folder, inputs=None, dims=None, seconds=2.0, advance=l
 
 def _found(path, inputs, dims, left_out):
     """The imported model, None if it is none, with the reason in `left_out`."""
-    import onnx
-
-    from onnx_export.importer import Imported
-    from onnx_export.loader import imported
+    from onnx_export import model_io
+    from onnx_export.importer import import_model
 
     try:
-        declared = onnx.load(path, load_external_data=False).graph.input
+        model = model_io.load(path, external_data=True)
+        declared = model.graph.input
         names = {value.name for value in declared}
         symbols = {dim.dim_param for value in declared for dim in value.type.tensor_type.shape.dim}
-        found = imported(
-            path,
+        found = import_model(
+            model,
+            check=True,
+            states={},
+            frames=(),
             inputs={name: value for name, value in inputs.items() if name in names},
             dims={name: size for name, size in dims.items() if name in symbols},
         )
@@ -95,7 +97,7 @@ def _found(path, inputs, dims, left_out):
         reasons = " ".join(line.strip() for line in str(error).removeprefix(f"{path}: ").splitlines()[:2])
         left_out.append(f"{path.name} is left out: {reasons[:300]}")
         return None
-    if not isinstance(found, Imported) or found.time_axis is not None:
+    if found.time_axis is not None:
         left_out.append(f"{path.name} is left out: it is no step of a model of another program")
         return None
     return found

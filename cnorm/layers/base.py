@@ -206,7 +206,9 @@ def name_of(name: Any, argument: str) -> str:
 
 
 def refuse_hooks(module: Any, what: str = "the module") -> None:
-    """Refuse a module of PyTorch with forward hooks: weight_norm, spectral_norm and prune compute a weight in one."""
+    """Refuse a module of PyTorch with a forward of its own, or hooks: weight_norm and prune compute a weight in one."""
+    if "forward" in vars(module):
+        raise ValueError(f"{what} must have the forward of its class, got another one set on the instance")
     hooks = [hook for name in ("_forward_pre_hooks", "_forward_hooks") for hook in getattr(module, name, {}).values()]
     if hooks:
         raise ValueError(

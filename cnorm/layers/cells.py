@@ -246,9 +246,9 @@ def spec_of(entry: dict) -> str | CellSpec:
 
 
 def check_with(layer: Cell, entry: dict) -> None:
-    """Check that a layer has the optional tensors that its entry lists; older files have no such list."""
-    if "with" in entry and layer.optional() != entry["with"]:
+    """Check that a layer has the optional tensors that its entry lists, none without a list."""
+    if layer.optional() != (said := entry.get("with", [])):
         raise ValueError(
-            f"the optional tensors of {layer!r} must be those that the configuration names, "
-            f"{str(entry['with'])[:200]}, got {layer.optional()}"
+            f"the optional tensors of {layer!r} must be those that the configuration names, {str(said)[:200]}, "
+            f"got {layer.optional()}"
         )

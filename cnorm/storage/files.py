@@ -21,6 +21,8 @@ from cnorm.text import message_of, quoted
 __all__ = [
     "MAX_FILE_BYTES",
     "array_of",
+    "is_safetensors",
+    "kind_of",
     "open_regular",
     "raw_safetensors",
     "read_safetensors",
@@ -140,51 +142,62 @@ def _sync(path) -> None:
         os.close(handle)
 
 
-def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of an untrusted safetensors file."""
-    raw, metadata = raw_safetensors(path)
+def read_safetensors(path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors and the metadata of an untrusted safetensors file; of its bytes where they are given."""
+    raw, metadata = raw_safetensors(path, data)
     try:
         return {name: array_of(name, tensor) for name, tensor in raw.items()}, metadata
     except ValueError as error:
         raise ValueError(f"{path}: {message_of(error)}") from None
 
 
-def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
+def raw_safetensors(path, data: bytes | None = None) -> tuple[dict[str, dict], dict[str, str]]:
     """The tensors of an untrusted safetensors file, not yet converted by `array_of`, and the metadata.
 
     So a tensor of a dtype that NumPy lacks does no harm unless it is used.
     """
-    data = read_regular(path)
+    data = read_regular(path) if data is None else data
     try:
         found = safetensors.deserialize(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=each_once)
     except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
-        reason = _kind_of(data) or message_of(error)
+        onnx = "perhaps ONNX, which cnorm.load reads" if data.startswith(b"\x08") else ""
+        kind = "" if is_safetensors(data) else kind_of(data) or onnx
+        reason = f"it is {kind}" if kind else message_of(error)
         raise ValueError(f"{path} is not a safetensors file that can be read: {reason}") from None
     return dict(found), header.get("__metadata__") or {}
 
 
-KINDS = {
-    b"PK\3\4": "a zip archive, such as torch.save, numpy.savez and Keras write; docs/cells.md reads a .keras file",
-    b"\x89HDF": "an HDF5 file: read it with Keras, and give cnorm.from_keras the model",
-    b"\x93NUMPY": "a file of numpy.save",
-    b"\x80\2": "a pickle, which is not read, as it can run code",
-    b"\x80\3": "a pickle, which is not read, as it can run code",
-    b"\x80\4": "a pickle, which is not read, as it can run code",
-    b"\x80\5": "a pickle, which is not read, as it can run code",
-    b"{": "JSON",
-    b"\x08": "perhaps ONNX, which onnx_export.load reads",
-}
+_PICKLE = "a pickle, which is not read, as it can run code"
+# How a file begins, what else is in its first or last 64 kB, what it is, and who reads it; the first that fits counts.
+KINDS = (
+    (b"\x89cnorm\r\n", b"", "a packed model, which cnorm.load reads"),
+    (b"PK\3\4", b"/code/__torch__", "TorchScript: examples/models/policy.py reads a policy's layers out of one"),
+    (b"PK\3\4", b"data.pkl", "a file of torch.save: load it with torch, and give cnorm.Model or a layer what it holds"),
+    (b"PK\3\4", b"model.weights.h5", "a Keras model: give cnorm.from_keras what keras.saving.load_model reads of it"),
+    (b"PK\3\4", b".npy", "a file of numpy.savez"),
+    (b"PK\3\4", b"", "a zip archive, such as torch.save, numpy.savez and Keras write"),
+    (b"\x89HDF", b"", "an HDF5 file: read it with Keras, and give cnorm.from_keras the model"),
+    (b"\x93NUMPY", b"", "a file of numpy.save"),
+    *((start, b"", _PICKLE) for start in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")),
+    (b"{", b'"architecture"', "JSON as of a .nam file: examples/models/amplifier.py reads one of an LSTM"),
+    (b"{", b"", "JSON"),
+)
 
 
-def _kind_of(data: bytes) -> str:
-    """The kind of a file that is no safetensors file, by its first bytes; "" if they are not known."""
+def kind_of(data: bytes) -> str:
+    """What a file is and who reads it, by its first bytes; "" if they are not known, or are as of ONNX."""
     if not data:
-        return "it is empty"
-    if int.from_bytes(data[:8], "little") <= 100_000_000:  # the length of a safetensors header, which may be damaged
-        return ""
-    kinds = [kind for start, kind in KINDS.items() if data.startswith(start)]
-    return f"it is {kinds[0]}" if kinds else ""
+        return "empty"
+    if is_safetensors(data):
+        return "a safetensors file, which cnorm.load reads"
+    ends = data[: 1 << 16] + data[-(1 << 16) :]
+    return next((kind for start, inside, kind in KINDS if data.startswith(start) and inside in ends), "")
+
+
+def is_safetensors(data: bytes) -> bool:
+    """Whether a file begins with the length of a header, which may be damaged, and JSON."""
+    return data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= 100_000_000
 
 
 def array_of(name: str, tensor: dict) -> np.ndarray:

@@ -7,6 +7,7 @@ its variables.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -89,28 +90,33 @@ def _chain(model: Any) -> list[Any]:
         raise ValueError(f"model {model.name!r} must be built: it has no weights before keras.Input or a first call")
     if kind == "Sequential":
         return list(model.layers)
-    chain, reads = [], _only(model.outputs, "the outputs of the model")
-    made = {id(layer.output): layer for layer in model.layers if not isinstance(layer.output, list)}
-    while (layer := made.get(id(reads))) is not None:
+    chain, reads = [], _only(model.outputs, "the outputs of the model", ", with outputs=(name, ...)")
+    frame = _only(model.inputs, "the inputs of the model")
+    while reads is not frame:
+        layer, call, output = reads._keras_history
+        place = f"layer {layer.name!r}, {type(layer).__name__},"
+        arguments = layer._inbound_nodes[call].arguments
+        if output:
+            raise ValueError(f"{place} must be read by its first output, got a reader of its output {output}: {_LIST}")
+        if len(arguments.keras_tensors) != 1:
+            advice = BY_HAND.get(type(layer).__name__, _LIST)
+            raise ValueError(f"{place} reads {len(arguments.keras_tensors)} layers: {advice}")
+        given = {name: value for name, value in arguments.kwargs.items() if value is not None and value is not False}
+        if given:
+            raise ValueError(
+                f"{place} must be called with its input alone, got {', '.join(map(str, given))} too: {_LIST}"
+            )
         chain.append(layer)
-        if type(layer).__name__ == "InputLayer":
-            break
-        reads = layer.input
-        if isinstance(reads, list | tuple | dict):
-            kind = type(layer).__name__
-            raise ValueError(f"layer {layer.name!r}, {kind}, reads {len(reads)} layers: {BY_HAND.get(kind, _LIST)}")
-    if len(chain) != len(model.layers):
-        left = [layer.name for layer in model.layers if layer not in chain]
-        raise ValueError(f"the layers must be a chain, and {', '.join(left)} are not in it: {_LIST}")
+        (reads,) = arguments.keras_tensors
     return chain[::-1]
 
 
 _LIST = "write the layers by hand, in a list for cnorm.Model"
 
 
-def _only(of: list, what: str) -> Any:
+def _only(of: list, what: str, more: str = "") -> Any:
     if len(of) != 1:
-        raise ValueError(f"{what} must be one, got {len(of)}: {_LIST}, with outputs=(name, ...)")
+        raise ValueError(f"{what} must be one, got {len(of)}: {_LIST}{more}")
     return of[0]
 
 
@@ -128,6 +134,7 @@ def _append(layers: list[Layer], layer: Any) -> None:
     if kind in IGNORED:
         return
     try:
+        _check_own(layer)
         _LAYERS[kind](layers, layer, layer.get_config())
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: {error}") from None
@@ -148,28 +155,57 @@ def _must(config: Mapping, **wanted: Any) -> None:
             raise ValueError(f"{name} must be {value!r}, got {config[name]!r}")
 
 
-def _function(name: Any, option: str) -> str | tuple:
-    if not isinstance(name, str) or name not in FUNCTIONS:
-        raise ValueError(f"{option} must be one of {', '.join(FUNCTIONS)}, got {name!s:.100}")
+def _check_own(layer: Any) -> None:
+    """Refuse a layer that computes something else than its class."""
+    if not type(layer).__module__.startswith("keras.src.layers."):
+        raise ValueError(
+            f"it must be Keras' own, got {_said(type(layer))}: what its call computes is not in its weights"
+        )
+    if changed := sorted({"call", "__call__"} & vars(layer).keys()):
+        raise ValueError(f"it must have the {changed[0]} of its class, got {_said(vars(layer)[changed[0]])}")
+    if mode := getattr(layer, "quantization_mode", None):
+        raise ValueError(f"its dtype policy must not be quantised, got {mode}")
+
+
+def _said(what: Any) -> str:
+    return f"{getattr(what, '__module__', '?')}.{getattr(what, '__qualname__', type(what).__name__)}"
+
+
+def _name_of(function: Any, option: str) -> str:
+    """The name of a function that is Keras' own: a function of the user's may have the same."""
+    name = getattr(function, "__name__", None)
+    if name is None or getattr(sys.modules["keras"].activations, name, None) is not function:
+        raise ValueError(f"{option} must be one of keras.activations, got {_said(function):.100}")
+    return name
+
+
+def _function(function: Any, option: str) -> str | tuple:
+    name = _name_of(function, option)
+    if name not in FUNCTIONS:
+        raise ValueError(f"{option} must be one of {', '.join(FUNCTIONS)}, got {name}")
     return FUNCTIONS[name]
 
 
-def _append_function(layers: list[Layer], name: Any) -> None:
+def _append_function(layers: list[Layer], layer: Any) -> None:
     """Append the activation of a layer; none where it is linear."""
+    name = _name_of(layer.activation, "activation")
     if name == "softmax":
         layers.append(Activation("softmax"))
     elif name != "linear":
-        of = _function(name, "activation")
+        of = _function(layer.activation, "activation")
         function, *given = (of,) if isinstance(of, str) else of
         names = {"leaky_relu": ("slope",), "clip": ("lo", "hi")}.get(function, ())
         layers.append(Activation(function, **dict(zip(names, given, strict=True))))
 
 
 def _cell(layer: Any, config: Mapping, backward: bool = False) -> Layer:
-    _must(config, go_backwards=backward, return_state=False)
+    _check_own(layer)
+    _check_own(layer.cell)
+    _must(config, go_backwards=backward)
     kind = {"SimpleRNN": "RNN"}.get(type(layer).__name__, type(layer).__name__)
     preset = "keras" if config.get("reset_after", True) else "keras_reset_before"
-    fields = {name: _function(config[name], name) for name in ("activation", "recurrent_activation") if name in config}
+    names = [name for name in ("activation", "recurrent_activation") if name in config]
+    fields = {name: _function(getattr(layer.cell, name), name) for name in names}
     return CELLS[kind](_tensors(layer), preset=dataclasses.replace(PRESETS[kind, preset], **fields))
 
 
@@ -195,7 +231,7 @@ def _dense(layers: list[Layer], layer: Any, config: Mapping) -> None:
     _must(config, lora_rank=None, quantization_config=None)
     tensors = _tensors(layer)
     layers.append(Linear(tensors["kernel"].T, tensors.get("bias")))
-    _append_function(layers, config["activation"])
+    _append_function(layers, layer)
 
 
 def _conv(layers: list[Layer], layer: Any, config: Mapping) -> None:
@@ -208,7 +244,7 @@ def _conv(layers: list[Layer], layer: Any, config: Mapping) -> None:
     tensors = _tensors(layer)
     weight, (dilation,) = tensors["kernel"].transpose(2, 1, 0), config["dilation_rate"]
     layers.append(CausalConv1d(weight, tensors.get("bias"), dilation=dilation, groups=config["groups"]))
-    _append_function(layers, config["activation"])
+    _append_function(layers, layer)
 
 
 def _embedding(layers: list[Layer], layer: Any, config: Mapping) -> None:
@@ -216,9 +252,14 @@ def _embedding(layers: list[Layer], layer: Any, config: Mapping) -> None:
     layers.append(Embedding(_tensors(layer)["embeddings"]))
 
 
+def _shape(layer: Any) -> tuple:
+    """The shape that it was built for; a layer inside another, or shared by two places, has no `input`."""
+    return tuple((layer.get_build_config() or {}).get("input_shape") or ())
+
+
 def _over_the_last_axis(layer: Any, axis: Any) -> None:
     axes = list(axis) if isinstance(axis, list | tuple) else [axis]
-    if axes not in ([-1], [len(layer.input.shape) - 1]):
+    if axes not in ([-1], [len(_shape(layer)) - 1]):
         raise ValueError(f"axis must be -1, the features of a frame, got {axis!r}")
 
 
@@ -226,7 +267,7 @@ def _layer_norm(layers: list[Layer], layer: Any, config: Mapping) -> None:
     _must(config, rms_scaling=False)
     _over_the_last_axis(layer, config["axis"])
     tensors = _tensors(layer)
-    gain = tensors.get("gamma", np.ones(layer.input.shape[-1], np.float32))
+    gain = tensors["gamma"] if "gamma" in tensors else np.ones(_shape(layer)[-1], np.float32)
     layers.append(LayerNorm(gain, tensors.get("beta"), eps=config["epsilon"]))
 
 
@@ -272,7 +313,7 @@ _LAYERS: Mapping[str, Callable[[list[Layer], Any, Mapping], None]] = MappingProx
         "LayerNormalization": _layer_norm,
         "BatchNormalization": _batch_norm,
         "TimeDistributed": _time_distributed,
-        "Activation": lambda layers, layer, config: _append_function(layers, config["activation"]),
+        "Activation": lambda layers, layer, config: _append_function(layers, layer),
         "ReLU": _relu,
         "LeakyReLU": lambda layers, layer, config: layers.append(
             Activation("leaky_relu", slope=config["negative_slope"])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
+import safetensors.numpy
 
 from cnorm.cells.rounded import rows_from_tensors
 from cnorm.layers import KINDS
@@ -23,6 +24,7 @@ __all__ = [
     "layers_from",
     "named_tensors",
     "outputs_from",
+    "saved",
 ]
 
 METADATA_KEY = "cnorm.model"
@@ -34,6 +36,11 @@ def configuration(layers, outputs: Mapping[str, slice] = MappingProxyType({})) -
     """The configuration of a model, all that the tensors of its layers do not tell, as JSON."""
     named = {"outputs": {name: at.stop - at.start for name, at in outputs.items()}} if outputs else {}
     return json.dumps({"format": FORMAT, "layers": [with_type(layer) for layer in layers]} | named)
+
+
+def saved(layers, outputs: Mapping[str, slice]) -> bytes:
+    """A model as the bytes of a safetensors file."""
+    return safetensors.numpy.save(named_tensors(layers), metadata={METADATA_KEY: configuration(layers, outputs)})
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ def layers_of(given: Any) -> Any:
     given = list(given)
     if len(given) == 1 and _is_sequential(given[0]):
         refuse_hooks(given[0], "layers[0]")
-        given = [child if key.isdigit() else (key, child) for key, child in given[0].named_children()]
+        given = [child if key.isdigit() else (key, child) for key, child in _children(given[0])]
     if not any(_is_module(one) or isinstance(one, tuple) for one in given):
         return given
     layers: list[Any] = []
@@ -53,6 +53,11 @@ def _is_module(one: Any) -> bool:
 def _is_sequential(one: Any) -> bool:
     of = type(one)  # a subclass may compute something else
     return _is_module(one) and of.__name__ == "Sequential" and of.__module__ == "torch.nn.modules.container"
+
+
+def _children(module: Any) -> Iterable[tuple[str, Any]]:
+    """Names and modules, each as often as it stands there: named_children() leaves repetitions out."""
+    return module._modules.items()
 
 
 def _says_its_layers(module: Any) -> bool:
@@ -92,7 +97,7 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
     refuse_hooks(module, f"{place}, {type(module).__name__},")
     if _is_sequential(module):
         before = list(layers)
-        for key, child in module.named_children():
+        for key, child in _children(module):
             _append(layers, f"{place}.{key}", None, child)
         if layers != before:
             with_name(layers[-1], name)

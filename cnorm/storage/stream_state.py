@@ -21,13 +21,8 @@ from cnorm.arguments import as_array, has_dtype, quoted, refuse_frames
 #      4 bytes  for each float of the state: the arrays of `Stream.state` in their order, without padding
 #      4 bytes  CRC-32 (zlib's) of all bytes before it
 SAVED = b"cnorm stream 3\n\0"
-OLD = {
-    b"cnorm stream 1\n": "format 1, which has no checksum",
-    b"cnorm stream 2\n": "format 2, of a version that computed products without FMA, to other bits,",
-}
 HEAD = 60
 ARITHMETIC = 2  # CNORM_ARITHMETIC of cnorm_model.h: its generation, which grows when results change
-TRANSFER = "load it with the version that wrote it, and hand over the stream's state()"
 
 
 def checked_state(state, initial: np.ndarray, arrays: tuple) -> np.ndarray:
@@ -60,8 +55,6 @@ def restored_state(saved, identity: bytes, initial: np.ndarray, arrays: tuple) -
         raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
     saved = memoryview(saved).cast("B")
     size = 4 * sum([units for _, units, _ in arrays])
-    if (old := OLD.get(bytes(saved[: len(SAVED) - 1]))) is not None:
-        raise ValueError(f"saved is of {old} and is not read any more: {TRANSFER}")
     if saved[: len(SAVED)] != SAVED:
         raise ValueError(
             f"saved must be what Stream.save returned, beginning {SAVED!r}, got {bytes(saved[: len(SAVED)])!r}"
@@ -71,7 +64,8 @@ def restored_state(saved, identity: bytes, initial: np.ndarray, arrays: tuple) -
     if (arithmetic := int.from_bytes(saved[HEAD - 4 : HEAD], "little")) != ARITHMETIC:
         raise ValueError(
             f"saved is of generation {arithmetic} of the arithmetic, whose bits differ from those of generation "
-            f"{ARITHMETIC}, which this version computes: {TRANSFER}"
+            f"{ARITHMETIC}, which this version computes: load it with the version that wrote it, and hand over the "
+            "stream's state()"
         )
     if saved[len(SAVED) : HEAD - 12] != identity:
         raise ValueError("saved is the stream of another model: the hash of configuration and weights differs")

@@ -109,8 +109,20 @@ def one_line():
     """Make errors of files and models the one line of a command that could not do its work."""
     try:
         yield
-    except (OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         fail(f"Error: {error}")
+
+
+@contextlib.contextmanager
+def stages(name: str):
+    """A line on the terminal's stderr while something long runs: yields what is told its stages, and counts seconds."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        line = progress.add_task(name, total=None)
+        yield lambda stage: progress.update(line, description=f"{name}: {stage}")
 
 
 @commands.command(short_help="Stream real speech through a trained network; export and check it.")
@@ -174,13 +186,19 @@ def export(model, out, batch, check, as_json, **options):
 @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
 @SMALLEST
 @click.option("--check", "npz", type=FILE, metavar="FRAMES.npz",
-              help="Run these recordings, arrays [frames, inputs], too.")  # fmt: skip
+              help="Run these recordings, arrays [frames, inputs], too; y has the expected outputs of x.")  # fmt: skip
+@click.option("--table", is_flag=True, help="Print every row of the comparison.")
 @click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.",
               **named_values(float))  # fmt: skip
 @click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **named_values())
 @click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **named_values(int))
 @click.option("--frame", "frames", metavar="NAME", help="An input that is a part of x.", multiple=True)
-def import_(file, out, npz, **given):
+@click.option("--external-data", is_flag=True, help="Also read other data files than FILE.data, in the model's folder.")
+@click.option("--timeout", type=click.FloatRange(0, 86400, min_open=True), metavar="SECONDS",
+              help="End the child process that reads FILE after this time; else by the file's size.")  # fmt: skip
+@click.option("--memory", type=click.FloatRange(0, 1 << 20, min_open=True), metavar="GIB",
+              help="The address space of that process; else by the file's size.")  # fmt: skip
+def import_(file, out, npz, memory, **given):
     """Make a model of FILE.onnx, prove it against onnxruntime and float64, write OUT (.safetensors or .cnorm)."""
     refuse_smallest(given["smallest"], given["weights"])
     refuse_replacing(out, "OUT", file, "FILE")
@@ -188,9 +206,35 @@ def import_(file, out, npz, **given):
 
     from onnx_export.importer.command import import_file
 
-    with one_line(), Console(stderr=True).status(f"comparing {file} with the layers"):
+    given["memory"] = memory and int(memory * 2**30)
+    with one_line(), stages(file) as given["progress"]:
         same = import_file(Console(highlight=False), file, out, npz=npz, **given)
     sys.exit(0 if same else 1)
+
+
+@commands.command("time", short_help="Time the steps of a model: percentiles and a histogram.")
+@click.argument("model", type=FILE)
+@click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True), metavar="HZ",
+              help="Frames a second; else one after another.")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(0, 86400, min_open=True), default=10.0, show_default=True,
+              help="How long.")  # fmt: skip
+@click.option("--picture", type=NewFile(".png"), metavar="FILE.png", help="Draw the histogram; needs matplotlib.")
+def time(model, rate, seconds, picture):
+    """Time each step of a stream of MODEL (safetensors, packed or ONNX): p50, p99, p99.9, max and a histogram."""
+    if picture:
+        refuse_replacing(picture, "--picture", model, "MODEL")
+    from rich.console import Console
+
+    from cnorm.tools import latency
+
+    with one_line():
+        loaded = cnorm.load(model)
+        with stages(model) as stage:
+            stage("timing its steps")
+            times = latency.measured(loaded, rate, seconds)
+        latency.show(Console(highlight=False), loaded, times, rate)
+        if picture:
+            latency.picture(times, picture)
 
 
 @commands.command(short_help="Write a model with int8 or float16 weights.")

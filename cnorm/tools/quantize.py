@@ -73,6 +73,11 @@ def recordings(path, model) -> list[np.ndarray]:
     if path is None:
         frames = np.random.default_rng(0).standard_normal((FRAMES, model.input_size)).astype(np.float32)
         return [in_tokens(frames, model.tokens)]
+    return [frames_of(path, name, array, model.input_size) for name, array in arrays_of(path).items()]
+
+
+def arrays_of(path) -> dict[str, np.ndarray]:
+    """The arrays of an untrusted .npz file, at least one."""
     data = io.BytesIO(read_regular(path))
     try:
         with zipfile.ZipFile(data) as archive:
@@ -85,16 +90,20 @@ def recordings(path, model) -> list[np.ndarray]:
     except Exception as error:  # NumPy and zipfile raise exceptions of many types for a malformed file
         raise ValueError(f"{path} is not an .npz file of numbers that can be read: {message_of(error)}") from None
     if not found:
-        raise ValueError(f"{path} must have at least one array [frames, {model.input_size}], got none")
-    for name, array in found.items():
-        shown = f"{path}: the array {clip(repr(name), 100)}"
-        if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != model.input_size or not len(array):
-            raise ValueError(f"{shown} must be [frames, {model.input_size}] numbers, got {array.dtype} {array.shape}")
-        with np.errstate(over="ignore"):
-            found[name] = array.astype(np.float32)
-        if not np.isfinite(found[name]).all():
-            raise ValueError(f"{shown} must be finite in float32, got NaN or infinity")
-    return list(found.values())
+        raise ValueError(f"{path} must have at least one array of frames, got none")
+    return found
+
+
+def frames_of(path, name: str, array: np.ndarray, size: int) -> np.ndarray:
+    """An array [frames, size] of an .npz file as float32; ValueError for any other array."""
+    shown = f"{path}: the array {clip(repr(name), 100)}"
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != size or not len(array):
+        raise ValueError(f"{shown} must be [frames, {size}] numbers, got {array.dtype} {array.shape}")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{shown} must be finite in float32, got NaN or infinity")
+    return array
 
 
 def layers_of(model, rounded) -> Iterator[LayerReport]:

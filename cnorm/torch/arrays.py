@@ -18,7 +18,12 @@ def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{name} must have dtype {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
-    return tensor.detach().contiguous().numpy()
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got one of layout {tensor.layout}: use to_dense()")
+    plain = tensor.detach()  # of a tensor that outlives a transformation of torch.func the one inside
+    if plain.numel() and not plain.untyped_storage().data_ptr():
+        raise RuntimeError(f"{name} has {plain.numel()} elements, but its data is not allocated: the storage was freed")
+    return plain.resolve_neg().contiguous().numpy()
 
 
 def tensor(a: np.ndarray) -> torch.Tensor:

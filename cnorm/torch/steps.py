@@ -170,6 +170,7 @@ class _Pack(Function):
     @staticmethod
     def forward(ctx, packed: Packed, *weights: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
+        ctx.weights = weights
         ctx.blanks = [blank if need else None for blank, need in zip(packed.blanks, packed.watched.needs, strict=True)]
         return ZERO.clone()
 
@@ -177,8 +178,9 @@ class _Pack(Function):
     def backward(ctx, carrier):
         if carrier is None:
             return (None, *[None] * len(ctx.blanks))
-        results = carrier.sums.gradients(ctx.blanks)
-        return (None, *(_first_order(results) if torch.is_grad_enabled() else results))
+        sums = carrier.sums
+        results, given = sums.gradients(ctx.blanks), sums.given
+        return (None, *(_first_order(results, *given, *ctx.weights) if torch.is_grad_enabled() else results))
 
 
 class _Run(Function):
@@ -193,6 +195,8 @@ class _Run(Function):
             # checkpointing or offloading: what is kept goes through the hooks, and the tape is recorded again
             ctx.recording, ctx.number, ctx.single = None, recording.number, single
             ctx.save_for_backward(x, h, c)
+        else:
+            ctx.given = x, h, c  # for `_first_order`, which has no use for their values
         return results
 
     @staticmethod
@@ -202,13 +206,18 @@ class _Run(Function):
             raise RuntimeError(FREED)
         if not _keeps_graph():
             ctx.packed = ctx.recording = None
+        given = ctx.saved_tensors if recording is None else ctx.given
+        if not _keeps_graph():
+            ctx.given = None
         if recording is None:
-            recording = packed.cell.run(*ctx.saved_tensors, ctx.single)[1]
+            recording = packed.cell.run(*given, ctx.single)[1]
             recording.number = ctx.number
         sums, carrier = _sums_of_this_pass(packed)
         results = recording.backward(sums, gradients, ctx.needs_input_grad[1:4])
         if torch.is_grad_enabled():
-            results = _first_order(results)
+            given = *given, *gradients
+            sums.given.extend(given)
+            results = _first_order(results, *given, packed.node)
         return None, *results, None, carrier
 
 
@@ -232,20 +241,23 @@ def _sums_of_this_pass(packed: Packed) -> tuple[_core.Sums, Tensor | None]:
 
 
 class _FirstOrder(Function):
-    """The gradients themselves; an error if they are differentiated."""
+    """The gradients themselves; an error if they are differentiated by any of `given`, see `_first_order`."""
 
     @staticmethod
-    def forward(ctx, *gradients: Tensor):
-        return gradients
+    def forward(ctx, gradients: list[Tensor], *given: Tensor | None):
+        return tuple(gradients)
 
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(FIRST_ORDER)
 
 
-def _first_order(gradients) -> list[Tensor | None]:
-    """Gradients that say so when they are differentiated, for create_graph=True."""
-    found = iter(_FirstOrder.apply(*[g.requires_grad_() for g in gradients if g is not None]))
+def _first_order(gradients, *given: Tensor | None) -> list[Tensor | None]:
+    """Gradients that say so when they are differentiated, for create_graph=True.
+
+    They depend on all that is `given`: autograd asks only nodes that lead to what it differentiates by.
+    """
+    found = iter(_FirstOrder.apply([g for g in gradients if g is not None], *given))
     return [None if g is None else next(found) for g in gradients]
 
 

@@ -1,25 +1,27 @@
 """Load streaming models from ONNX files of other programs, as a list of layers that is proven against the file.
 
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
-`activations.py` and `cells.py` (by `affine.py`, `normed_rows.py` and the float64 values of `values.py`) find what is
-written out, `chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs are
-states, `proof.py` compares with the file. `command.py` is `cnorm import`.
+`dimensions.py` finds which axis counts frames and `frames.py` what mixes them, `activations.py` and `cells.py` (by
+`affine.py`, `normed_rows.py`, `cell_parts.py` and the float64 values of `values.py`) find what is written out,
+`chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs are states,
+`proof.py` compares with the file. All this happens in a child process (`worker.py`), so this module imports neither
+onnx nor onnxruntime. `command.py` is `cnorm import`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import onnx
-from onnx import inliner
+from typing import TYPE_CHECKING
 
 from cnorm.model import Model
 from onnx_export.errors import NotImported
-from onnx_export.importer.interface import plan
-from onnx_export.importer.proof import FileRun, prove
-from onnx_export.nodes import model_nodes
-from onnx_export.ort import CannotRun
 from onnx_export.parity_report import ParityReport
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnx_export.importer.proof import FileRun
 
 __all__ = ["Imported", "import_model"]
 
@@ -39,10 +41,12 @@ class Imported:
         The inputs that are states, each with the output that gives it back. Empty for a file over a time axis.
     time_axis : int or None
         The axis of the frame that counts steps.
-    file : FileRun
-        The file itself, to run beside the model.
     report : ParityReport or None
         The comparison of single steps; None without one (`check=False`, or a model that reads both directions).
+    notes : tuple of str
+        What a stream does otherwise than calls of the file.
+    file : FileRun or None
+        The file itself, to run beside the model; None where it was read in another process.
     """
 
     model: Model
@@ -50,29 +54,64 @@ class Imported:
     outputs: tuple[str, ...]
     states: dict[str, str]
     time_axis: int | None
-    file: FileRun
     report: ParityReport | None
+    notes: tuple[str, ...] = ()
+    file: FileRun | None = None
 
 
-def import_model(onnx_model: onnx.ModelProto, *, check: bool, **given) -> Imported:
-    """Find the layers of a file, and prove that they compute what it does; arguments as of `onnx_export.load`."""
+def import_model(
+    onnx_model: onnx.ModelProto, *, check: bool, stage: Callable[[str], None] = lambda name: None, **given
+) -> Imported:
+    """Find the layers of a file, and prove that they compute what it does; arguments as of `onnx_export.load`.
+
+    `stage` is told what is done next.
+    """
+    from onnx import inliner
+
+    from onnx_export.importer.elements import Cannot
+    from onnx_export.importer.interface import plan
+    from onnx_export.importer.proof import FileRun, prove
+    from onnx_export.nodes import drop_omitted
+    from onnx_export.ort import CannotRun
+
+    stage("finding the layers")
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
-    for node in model_nodes(onnx_model):  # onnxruntime 1.32 crashes where the last input of a LayerNormalization is ""
-        while node.input and not node.input[-1]:
-            del node.input[-1]
+    drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
     try:
         found = plan(onnx_model, **given)
         model = Model(found.chain.layers, tuple(found.chain.names.values()))
         if model.input_size != len(found.chain.frame):
             raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
-    except NotImported:
+        if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
+            raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
+    except (NotImported, MemoryError):
         raise
+    except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
+        raise NotImported(f"no model can be made of it: {error}") from None
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
-        raise NotImported(f"no model can be made of it: {type(error).__name__}: {error}") from None
-    report = prove(model, onnx_model, found) if check else None
+        raise NotImported(
+            f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
+        ) from None
+    stage("comparing the layers with the file")
     try:
+        report = prove(model, onnx_model, found) if check else None
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, file, report)
+    notes = _notes(model, found, file)
+    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+
+
+def _notes(model: Model, found, file) -> tuple[str, ...]:
+    """What the owner of the file may not expect of a stream."""
+    if found.time_axis is not None:
+        window = f"a call of the file takes {file.steps} frames from its initial state: reset the stream as often"
+        return (window,) if file.steps else ()
+    if all(cell.old for cell in found.chain.cells):
+        return ()
+    largest = max(
+        (abs(w).max() for one in model.layers for n, w in one.weights.items() if n in ("h0", "c0")), default=0
+    )
+    start = f", from a stored initial state of up to {largest:.3g}" if largest else ""
+    return (f"the file keeps no state between calls, so each begins anew{start}; the stream carries the state",)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cnorm.cells.functions import OF_CELLS, function_of_cell
 from onnx_export.importer.affine import Affine, affine
+from onnx_export.importer.cell_parts import Found, Leaf, NoCellError, assembled
 from onnx_export.importer.normed_rows import Normed, normed
 from onnx_export.importer.values import Unknown, evaluate
 from onnx_export.laws.cells import function_of, step
@@ -30,35 +31,6 @@ PROBES = 6
 TOLERANCE = 1e-7  # relative, of float64 steps whose weights and eps are those of the file
 
 
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A pre-activation [units]: its affine form, the norm of what depends on h if there is one, and the vector r h if
-    its product follows a reset gate."""
-
-    numbers: np.ndarray
-    form: Affine
-    offset: float = 0.0  # one constant that is added to all units last
-    of_h: Normed | None = None
-    of_x: Normed | None = None
-    reset: np.ndarray | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """A cell: numbers of its input, of its old and new states by letter, its fields of a spec, eps, and parts.
-
-    `parts` has arrays [gates, units, ...] in the order of `GATES`, by the meanings of `CellSpec.weights`.
-    """
-
-    kind: str
-    x: np.ndarray
-    old: dict[str, np.ndarray]
-    new: dict[str, np.ndarray]
-    fields: dict
-    eps: float | None
-    parts: dict[str, np.ndarray] = field(default_factory=dict)
-
-
 def written_cell(trace, h: np.ndarray, old: Mapping[int, int]) -> Found | None:
     """The cell whose output is `h` (numbers); `old` has for each element of a new state that of the old one."""
     h = np.ravel(h)
@@ -68,7 +40,7 @@ def written_cell(trace, h: np.ndarray, old: Mapping[int, int]) -> Found | None:
     if key not in trace.cells:
         try:
             trace.cells[key] = _Reading(trace, h, old).cell()
-        except _TooManyError:
+        except NoCellError:
             trace.cells[key] = None
     return trace.cells[key]
 
@@ -80,7 +52,7 @@ class _Reading:
         self.trace, self.h = trace, h
         self.before = np.array([old[number] for number in h.tolist()], np.int64)
         self.new_of = {before: new for new, before in old.items()}
-        self._h = set(self.before.tolist())
+        self.old_h = set(self.before.tolist())
         self.depends = _depending(trace, self.before)
         own = [o for o, new in self.new_of.items() if new < len(self.depends) and self.depends[new]]
         self.depends = _depending(trace, np.array(own, np.int64))
@@ -108,7 +80,7 @@ class _Reading:
         if len(self.leaves) not in ((4,) if c else (1, 3, 4)) or not (scope := self._scope()):
             return None
         trial = next(_trials(self, old, new), None)
-        return None if trial is None else _assembled(self, trial, scope, outer, old, new)
+        return None if trial is None else assembled(self, trial, scope, outer, old, new)
 
     def depends_set(self, numbers) -> set[int]:
         return {number for number in numbers.tolist() if self.depends[number]}
@@ -128,7 +100,7 @@ class _Reading:
             form = affine(self.trace, h, atoms=True)
             if form is None or not len(form.terms):
                 break
-            of_h = np.array([number in self._h for number in form.terms.tolist()])
+            of_h = np.array([number in self.old_h for number in form.terms.tolist()])
             if of_h.any() and "zoneout" not in outer and not of_h.all():
                 kept = form.columns(self.before)
                 if len(kept) != len(self.before) or not np.allclose(kept, kept[0, 0] * np.eye(len(kept)), atol=1e-12):
@@ -167,12 +139,12 @@ class _Reading:
             if (leaf := self._leaf(vector)) is not None:
                 self.leaves.append(leaf)
                 if len(self.leaves) > MAX_LEAVES:
-                    raise _TooManyError
+                    raise NoCellError
                 waiting += [] if leaf.reset is None else [leaf.reset]
                 continue
             self.vectors.append(vector)
             if len(self.vectors) > MAX_VECTORS:
-                raise _TooManyError
+                raise NoCellError
             waiting += reversed(self._operands(vector))
 
     def _operands(self, vector) -> list[np.ndarray]:
@@ -199,18 +171,18 @@ class _Reading:
             return None
         offset = self._offset(vector)
         terms = form.terms.tolist()
-        inner = np.array([number for number in terms if self.depends[number] and number not in self._h], np.int64)
+        inner = np.array([number for number in terms if self.depends[number] and number not in self.old_h], np.int64)
         if not len(inner):
-            of_h = [number for number in terms if number in self._h]
+            of_h = [number for number in terms if number in self.old_h]
             if len(of_h) == len(terms) and not _is_dense(form):
                 return None  # the old state itself, scaled
             return Leaf(vector, form, offset)
-        if any(number in self._h for number in terms):
+        if any(number in self.old_h for number in terms):
             return None
         weight = form.columns(inner)
         if one := normed(self.trace, inner, weight):
             row = affine(self.trace, one.row, atoms=True)
-            if row and all(number in self._h or not self.depends[number] for number in row.terms.tolist()):
+            if row and all(number in self.old_h or not self.depends[number] for number in row.terms.tolist()):
                 return Leaf(vector, form, offset, of_h=one)
             self.norms.append((vector, replace(one, bias=one.bias + form.bias)))
             return None
@@ -242,14 +214,14 @@ class _Reading:
     def _scope(self) -> str | None:
         """none, split or sum; the norms of what depends on x alone are found, as h decides whether there are any."""
         rows = [leaf.of_h and affine(self.trace, leaf.of_h.row, atoms=True) for leaf in self.leaves]
-        kinds = {"sum" if any(n not in self._h for n in row.terms.tolist()) else "split" for row in rows if row}
+        kinds = {"sum" if any(n not in self.old_h for n in row.terms.tolist()) else "split" for row in rows if row}
         if not kinds:
             return "none"
         if len(kinds) > 1:
             return None
         result = kinds.pop()
         for at, leaf in enumerate(self.leaves):
-            if any(number in self._h for number in leaf.form.terms.tolist()):
+            if any(number in self.old_h for number in leaf.form.terms.tolist()):
                 return None
             free = np.array([n for n in leaf.form.terms.tolist() if not self.depends[n]], np.int64)
             if result == "sum" and (len(free) or leaf.of_h is None):
@@ -293,10 +265,6 @@ class _Reading:
             known |= {one.tobytes() for one in edge}
             edge = list({one.tobytes(): one for one in edge}.values())
         return known
-
-
-class _TooManyError(Exception):
-    pass
 
 
 def _is_dense(form: Affine | None) -> bool:
@@ -402,109 +370,3 @@ def _candidates(reading: _Reading, clips, has_c: bool):
                 yield "GRU", "zrn" if leaves == 3 else "zrnm", clipped | {"reset": reset, "update": update}, None
         elif not has_c and leaves == 1:
             yield "RNN", "a", clipped, None
-
-
-# ---------------------------------------------------------------------------------------------- weights
-
-
-def _assembled(reading: _Reading, trial, scope, outer, old, new) -> Found | None:
-    """The parts of the cell, in the order of `GATES`."""
-    kind, chosen, fields, norm = trial
-    gates = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}[kind]
-    fields, parts, epses = dict(fields) | {"scope": scope}, {}, set()
-    after = fields.get("reset") == "after" and "m" in chosen
-    both = [(gate, chosen[gate], chosen["m"] if after and gate == "n" else chosen[gate]) for gate in gates]
-    if after and set(chosen["n"].form.terms.tolist()) & reading._h:
-        return None
-    if after and any(n not in reading._h and not reading.depends[n] for n in chosen["m"].form.terms.tolist()):
-        return None
-    bias = np.stack([leaf.form.bias for _, leaf, _ in both])
-    bias_n = chosen["m"].form.bias.copy() if after else None
-    apart = {"f": "forget_bias", "z": "update_bias"}
-    for at, (gate, leaf, _) in enumerate(both):
-        if leaf.offset and gate in apart and (scope != "none" or np.ptp(leaf.form.bias)):
-            fields[apart[gate]] = float(str(np.float32(leaf.offset)))
-            bias[at] -= leaf.offset
-    if scope == "none":
-        forms = {"x": [leaf.form for _, leaf, _ in both], "h": [leaf.form for *_, leaf in both]}
-        x = _inputs(reading, forms["x"])
-        rows = {
-            "x": [form.columns(x) for form in forms["x"]],
-            "h": [form.columns(reading.before) for form in forms["h"]],
-        }
-        if fields.get("reset") == "before":
-            rows["h"][2] = chosen["n"].form.columns(chosen["n"].reset)
-    else:
-        normeds = {"h": [leaf.of_h for *_, leaf in both]}
-        normeds |= {"x": [leaf.of_x for _, leaf, _ in both]} if scope == "split" else {}
-        if any(one is None for each in normeds.values() for one in each):
-            return None
-        groupings = {_grouping(each) for each in normeds.values()}
-        if len(groupings) != 1 or None in groupings:
-            return None
-        fields["grouping"] = groupings.pop()
-        forms = {key: [_rows(reading.trace, one) for one in each] for key, each in normeds.items()}
-        of_x = forms["x" if scope == "split" else "h"]
-        x = _inputs(reading, of_x)
-        if any(n in reading._h for one in of_x for n in one.terms.tolist()) and scope == "split":
-            return None
-        rows = {"x": [form.columns(x) for form in of_x], "h": [form.columns(reading.before) for form in forms["h"]]}
-        for key, each in normeds.items():
-            parts[f"gain_{key}" if scope == "split" else "gain"] = np.stack([one.gain for one in each])
-            for at, one in enumerate(each):
-                epses.add(one.eps)
-                if after and key == "h" and at == 2:
-                    bias_n += one.bias
-                else:
-                    bias[at] += one.bias
-            inside = np.stack([form.bias for form in forms[key]])
-            if inside.any():
-                parts[f"inside_{key if scope == 'split' else 'x'}"] = inside
-    parts |= {"weight_x": np.stack(rows["x"]), "weight_h": np.stack(rows["h"]), "bias": bias}
-    if not parts["weight_h"].any():
-        return None
-    if bias_n is not None:
-        parts["bias_n"] = bias_n
-    if norm is not None:
-        order = np.argsort(norm.index)
-        epses.add(norm.eps)
-        parts |= {"gain_c": norm.gain, "bias_c": norm.bias}
-        if not np.array_equal(order, np.arange(len(order))):
-            return None
-    for name in ("weight_p", "bias_p"):
-        if name in outer and (name == "weight_p" or outer[name].any()):
-            parts[name] = outer[name]
-    fields |= {name: outer[name] for name in ("zoneout", "projection_clip") if name in outer}
-    if len(epses) > 1:
-        return None
-    return Found(kind, x, old, new, fields, epses.pop() if epses else None, parts)
-
-
-def _inputs(reading: _Reading, forms) -> np.ndarray:
-    """The elements of x, in the order of their first use."""
-    skipped = reading._h | {n for leaf in reading.leaves if leaf.reset is not None for n in leaf.reset.tolist()}
-    terms = (number for form in forms for number in form.terms.tolist() if number not in skipped)
-    return np.array(list(dict.fromkeys(terms)), np.int64)
-
-
-def _rows(trace, one: Normed) -> Affine:
-    """The affine form of what a norm has in the places of one gate."""
-    whole = affine(trace, one.row, atoms=True)
-    return Affine(whole.terms, whole.weight[one.index], whole.bias[one.index])
-
-
-def _grouping(norms: list[Normed]) -> str | None:
-    """Which gates one norm covers."""
-    covers: dict[bytes, list[int]] = {}
-    for at, one in enumerate(norms):
-        covers.setdefault(one.row.tobytes(), []).append(at)
-    for members in covers.values():
-        used = np.concatenate([norms[at].index for at in members])
-        if len(used) != len(norms[members[0]].row) or len(set(used.tolist())) < len(used):
-            return None
-    groups = sorted(covers.values())
-    if len(groups) == 1:
-        return "joint"
-    if len(groups) == len(norms):
-        return "per_gate"
-    return "gates_and_candidate" if groups == [[0, 1], [2]] else None

@@ -1,5 +1,8 @@
 """`cnorm import`: make a model of somebody's streaming ONNX file, prove it, and write it."""
 
+from __future__ import annotations
+
+import re
 from statistics import median
 from time import perf_counter
 
@@ -8,17 +11,31 @@ import numpy as np
 from cnorm.layers.embedding import in_tokens
 from cnorm.storage.files import write_whole
 from cnorm.text import clip, printable
+from onnx_export.errors import NotImported
 from onnx_export.importer import Imported
-from onnx_export.loader import imported
-from onnx_export.ort import CannotRun
+from onnx_export.importer.recorded import recorded
+from onnx_export.importer.worker import CALLS, Received
+from onnx_export.loader import received
 
-__all__ = ["import_file"]
+__all__ = ["as_options", "import_file"]
 
-CALLS = 300  # timed steps
+# The options of the command by the argument of `onnx_export.load` that each gives, and what it takes.
+OPTIONS = {
+    "inputs": ("--input", "NAME=VALUE"),
+    "states": ("--state", "IN=OUT"),
+    "dims": ("--dim", "NAME=SIZE"),
+    "frames": ("--frame", "NAME"),
+    "timeout": ("--timeout", "SECONDS"),
+    "memory": ("--memory", "GIB"),
+}
+_GIVEN = r"=[{\[][^{}\[\]]*[}\]]|=[A-Z]+\b|\['[^'\]]*'\]"  # dims={'T': 6}, frames=[...], timeout=SECONDS, dims['T']
+_ARGUMENT = re.compile(rf"\b({'|'.join(OPTIONS)})({_GIVEN})")
+_SUBJECT = re.compile(rf"^({'|'.join(OPTIONS)})(?=:)")
+_PAIR = re.compile(r"'([^']*)'(?:: *'?([^',}]+)'?)?")
 
 
 def import_file(
-    console, path: str, out: str, *, weights: str | None, smallest: int | None, npz: str | None, **given
+    console, path: str, out: str, *, weights: str | None, smallest: int | None, npz: str | None, table: bool, **given
 ) -> bool:
     """Read `path`, print what was found, write `out`; whether the recordings of `npz` agree, too.
 
@@ -30,81 +47,96 @@ def import_file(
     weights, smallest
         As of `Model.with_weights`, if the matrices are to be rounded.
     npz : str, optional
-        A file of recordings [frames, inputs], run through the file and the model.
+        A file of recordings, see `recorded`, run through the file and the model.
+    table : bool
+        Print every row of the comparison.
     given
-        Arguments of `onnx_export.load`.
+        Arguments of `onnx_export.loader.received`.
     """
-    found = imported(path, **given)
-    if not isinstance(found, Imported):
+    try:
+        result = received(path, recordings=npz, timed=True, **given)
+    except NotImported as error:
+        raise NotImported(as_options(error.summary), map(as_options, error.reasons)) from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(as_options(str(error))) from None
+    if not isinstance(result, Received):
         raise ValueError(f"{path}: it was written by `export`; cnorm pack and cnorm quantize take cnorm.load's files")
-    _show(console, found)
-    same = npz is None or _compare(console, found, npz)
-    model = found.model
-    if weights:
-        model = model.with_weights(weights, smallest=smallest)
-    _show_times(console, found, model)
+    found = result.found
+    _show(console, found, table)
+    model = found.model.with_weights(weights, smallest=smallest) if weights else found.model
+    same = npz is None or _compare(console, result, model, npz)
+    _show_times(console, result, model)
     if out.lower().endswith(".cnorm"):
         write_whole(out, model.packed_bytes())
     else:
         model.save(out)
-    console.print(f"{out}: {model.weights} weights, {model.nbytes} bytes of them", markup=False)
+    console.print(f"{out}: {model.weights} weights, {model.nbytes} bytes of them", markup=False, soft_wrap=True)
     return same
 
 
-def _show(console, found: Imported) -> None:
-    """The layers, the states and the parity table."""
+def as_options(text: str) -> str:
+    """A message of `onnx_export.load` with its arguments as options of the command: dims={'T': 6} is --dim T=6."""
+    return _ARGUMENT.sub(_as_option, _SUBJECT.sub(lambda match: OPTIONS[match[1]][0], text))
+
+
+def _as_option(match: re.Match) -> str:
+    option, wanted = OPTIONS[match[1]]
+    pairs = [f"{name}={other}" if other else name for name, other in _PAIR.findall(match[2])]
+    return " ".join(f"{option} {given}" for given in pairs or [wanted])
+
+
+def _show(console, found: Imported, table: bool) -> None:
+    """The layers, the states and the comparison."""
     x, y = (printable(", ".join(names)) for names in (found.frames, found.outputs))
-    console.print(f"x is {x}, y is {y}", markup=False)
+    console.print(f"x is {x}, y is {y}", markup=False, soft_wrap=True)
     for state, result in found.states.items():
-        console.print(f"state {printable(state)}, given back by {printable(result)}", markup=False)
+        text = f"state {printable(state)}, given back by {printable(result)}: the stream carries it"
+        console.print(text, markup=False, soft_wrap=True)
     if found.time_axis is not None:
-        console.print(f"steps are axis {found.time_axis} of {x}", markup=False)
+        text = f"steps are axis {found.time_axis} of {x}; the stream carries the states from step to step"
+        console.print(text, markup=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     for index, layer in enumerate(found.model.layers):
-        console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False)
+        console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False, soft_wrap=True)
     if found.report is not None:
-        console.print(found.report)
+        console.print(found.report.table() if table else str(found.report), markup=False, soft_wrap=True)
 
 
-def _compare(console, found: Imported, npz: str) -> bool:
-    """Run the recordings through the file and the model."""
-    from cnorm.tools.quantize import recordings  # the commands' reader of .npz files
-
-    same = True
-    for index, x in enumerate(recordings(npz, found.model)):
-        steps = found.file.steps
-        if found.time_axis is not None and steps is not None and len(x) != steps:
-            raise ValueError(f"{npz}: recording {index} has {len(x)} frames, the file takes {steps}")
-        try:
-            theirs = found.file.run(np.ascontiguousarray(x, np.float32))
-        except CannotRun as error:
-            raise ValueError(f"onnxruntime does not run the file on recording {index}: {error}") from None
+def _compare(console, result: Received, model, npz: str) -> bool:
+    """Compare the outputs of recordings with the file's and a framework's; say how far off rounded weights are."""
+    found, same = result.found, True
+    for (name, x, expected), theirs in zip(recorded(npz, found.model), result.runs, strict=True):
         ours = found.model.run(x)
-        comparison = found.model.check(x, np.concatenate([ours[: -len(theirs)], theirs]))
-        console.print(f"recording {index}: {comparison}", markup=False)
-        same &= comparison.ok
+        for what, y in (("the file", theirs), (f"y of {npz}", expected)):
+            if y is None:
+                continue
+            comparison = found.model.check(x, np.concatenate([ours[: -len(y)], y]))
+            console.print(
+                f"recording {clip(printable(name), 80)} against {what}: {comparison}", markup=False, soft_wrap=True
+            )
+            same &= comparison.ok
+        if model is not found.model:
+            error = float(np.abs(model.run(x) - ours).max())
+            size = float(np.abs(ours).max())
+            console.print(
+                f"  with {model.weights} weights: off by at most {error:.2g}, outputs up to {size:.2g}", markup=False
+            )
     return same
 
 
-def _show_times(console, found: Imported, model) -> None:
+def _show_times(console, result: Received, model) -> None:
     """The median of a step of the model, and of the file in onnxruntime where a call is a step."""
-    x = np.random.default_rng(0).standard_normal((CALLS, found.model.input_size)).astype(np.float32)
-    x = in_tokens(x, model.tokens)
-    if any(layer.kind == "Bidirectional" for layer in found.model.layers):
+    if any(layer.kind == "Bidirectional" for layer in result.found.model.layers):
         return
-    stream, y = model.stream(), np.empty(model.output_size, np.float32)
-    ours = _median(lambda frame: stream.step(frame, out=y), x)
-    text = f"a step: {ours:.1f} us in cnorm"
-    if found.time_axis is None:
-        states = found.file.zeros(found.states)
-        theirs = _median(lambda frame: found.file.call(frame, states), x)
-        text += f", {theirs:.1f} us in onnxruntime, {theirs / ours:.1f} times as long"
-    console.print(f"{text} (medians of {CALLS}, one thread)", markup=False)
-
-
-def _median(call, frames) -> float:
-    times = []
-    for frame in frames:
+    x = np.random.default_rng(0).standard_normal((CALLS, model.input_size)).astype(np.float32)
+    stream, y, times = model.stream(), np.empty(model.output_size, np.float32), []
+    for frame in in_tokens(x, model.tokens):
         start = perf_counter()
-        call(frame)
+        stream.step(frame, out=y)
         times.append(perf_counter() - start)
-    return median(times) * 1e6
+    ours = median(times) * 1e6
+    text = f"a step: {ours:.1f} us in cnorm"
+    if result.step is not None:
+        text += f", {result.step:.1f} us in onnxruntime, {result.step / ours:.1f} times as long"
+    console.print(f"{text} (medians of {CALLS}, one thread)", markup=False, soft_wrap=True)

@@ -19,15 +19,17 @@ returns its outputs. The blocks that they add have these operations:
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
-from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
 from onnx_export.importer.operators_of_cells import recurrent
 
 __all__ = ["COMPUTING"]
 
-MAX_WINDOWS = 1 << 24  # elements
+MAX_WINDOWS = 1 << 22  # elements
+MAX_TOKENS = 1 << 14  # of one Gather
 
 
 def _is_elements(value) -> bool:
@@ -73,6 +75,8 @@ def _binary(op: str) -> Callable:
             shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
         except ValueError:
             raise Cannot("the shapes of its inputs do not fit") from None
+        if prod(shape) > MAX_NUMBERED:
+            raise Cannot(f"its result has {prod(shape)} elements, the limit is {MAX_NUMBERED}")
         a, b = (_expanded(value, shape) for value in inputs)
         if _is_elements(a) and _is_elements(b):
             return [trace.add(op, node, shape, [_each(a), _each(b)])]
@@ -199,6 +203,11 @@ def _gather(trace, node, attributes, inputs, outputs):
     table, ids = inputs
     if np.ndim(table) != 2 or attributes.get("axis", 0) not in (0, -2):
         raise Cannot("an embedding's table must be a matrix, and its rows must be taken")
+    if ids.numbers.size > MAX_TOKENS:
+        raise Cannot(f"it takes {ids.numbers.size} rows, the limit is {MAX_TOKENS}")
+    if ids.numbers.size * table.shape[1] > MAX_NUMBERED:
+        size = ids.numbers.size * table.shape[1]
+        raise Cannot(f"its result has {size} elements, the limit is {MAX_NUMBERED}")
     rows = []
     for number in ids.numbers.ravel().tolist():
         while (owner := trace.owner(number)).op == "integer":
@@ -249,8 +258,13 @@ def _conv(trace, node, attributes, inputs, outputs):
     x, weight, bias = (*inputs, None)[:3]
     if _is_elements(weight) or _is_elements(bias) or not _is_elements(x):
         raise Cannot("its weights must be constants")
-    if len(x.shape) != 3 or np.ndim(weight) != 3 or x.shape[0] != 1:
+    if len(x.shape) != 3 or np.ndim(weight) != 3:
         raise Cannot(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
+    if x.shape[0] != 1:
+        if not trace.rows:
+            raise Cannot(f"it takes {x.shape[0]} rows at once, wanted 1")
+        rows = [_conv(trace, node, attributes, [Elements(row[None]), weight, bias], 1)[0] for row in x.numbers]
+        return [Elements(np.concatenate([row.numbers for row in rows]))]
     kernel, stride = weight.shape[2], int(attributes.get("strides", [1])[0])
     dilation, groups = int(attributes.get("dilations", [1])[0]), int(attributes.get("group", 1))
     reach = (kernel - 1) * dilation + 1
@@ -260,6 +274,9 @@ def _conv(trace, node, attributes, inputs, outputs):
         raise Cannot(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
     if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
         raise Cannot(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
+    size = places * kernel * x.shape[1]
+    if size > MAX_WINDOWS:
+        raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
     at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
     if places == 1 and groups == 1:
         inside = (at[0] >= 0) & (at[0] < x.shape[2])
@@ -274,9 +291,7 @@ def _conv(trace, node, attributes, inputs, outputs):
 
 def _filtered(trace, node, x, weight, at, options):
     """A block `conv`; its operand has the window [channels / groups, taps] of each place and group, in this order."""
-    groups, size = options["groups"], at.size * x.shape[1]
-    if size > MAX_WINDOWS:
-        raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
+    groups = options["groups"]
     zero = trace.lift(np.zeros(1, np.float32), node).numbers
     outside = (at < 0) | (at >= x.shape[2])
     windows = np.where(outside, zero, x.numbers[0][:, np.where(outside, 0, at)])  # [channels, places, taps]

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Block", "Cannot", "Elements"]
+__all__ = ["MAX_NUMBERED", "Block", "Cannot", "Elements"]
+
+
+MAX_NUMBERED = 1 << 22  # elements of one value that depends on an input
 
 
 class Cannot(ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -19,7 +19,8 @@ from cnorm.arguments import whole_number
 from cnorm.text import quoted
 from onnx_export.errors import NotImported
 from onnx_export.importer.chain import Chain
-from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
+from onnx_export.importer.elements import Elements
 from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
@@ -45,11 +46,24 @@ class Inputs:
     constants : dict of str to ndarray
         The inputs that are the same for every frame.
     symbols : set of str
-        Symbolic dimensions that nobody gave a size, taken as 1.
+        Open dimensions that nobody gave a size, taken as 1.
     types : dict of str to type
         NumPy's, of the inputs in `shapes`; integers are token ids.
     steps : int
         Of one call: 1, or the number that a file is written for.
+    open_axes : list of dict of str to int
+        Other open dimensions: the inputs that have one, and their axes. Its elements do not depend on each other.
+    unfollowed : list of (dict of str to int, list of str)
+        Open dimensions that can't be followed with several elements, as in `open_axes`, and why not.
+    output_axes : dict of str to int or None
+        The axis of each output that counts steps, where the inputs have one; None if it is of the last step alone.
+    lengths : list of int
+        Numbers of frames to compare: beyond every stored number that may count frames.
+    mixed : list of (dict of str to int, list of str)
+        Open dimensions, or the fixed time axis, whose elements depend on each other outside recurrent operators, and
+        where: the caches of a file may carry them from call to call, which the proof decides.
+    faults : list of str
+        What else is wrong with the frames.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -58,6 +72,12 @@ class Inputs:
     symbols: set[str]
     types: dict[str, type]
     steps: int = 1
+    open_axes: list[dict[str, int]] = field(default_factory=list)
+    unfollowed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
+    output_axes: dict[str, int | None] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+    mixed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +111,8 @@ class Plan:
 
     @property
     def faults(self) -> list[str]:
-        return [*self.trace.faults, *self.chain.faults]
+        mixed = [] if self.states else [fault for _, faults in self.inputs.mixed for fault in faults]
+        return [*self.trace.faults, *mixed, *self.inputs.faults, *self.chain.faults]
 
 
 def plan(
@@ -134,7 +155,7 @@ def plan(
         raise NotImported(f"states: the file has no output {quoted(name)}; it has {_names(_outputs(model))}")
     trace = Trace(model, read.shapes, read.constants)
     plans = list(_plans(model, trace, read, states, frames))
-    if trace.faults and read.time_axes:  # the file may be written for its number of steps
+    if trace.faults and read.time_axes and not read.mixed:  # the file may be written for its number of steps
         whole = _whole(model, read, dims)
         if whole.steps > 1:
             read, trace = whole, Trace(model, whole.shapes, whole.constants)
@@ -146,7 +167,7 @@ def _whole(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> I
     """The same inputs with as many steps as the file declares."""
     ((name, axis),) = inputs.time_axes.items()
     value = next(value for value in model.graph.input if value.name == name)
-    shape = _shape(value, dims, 1, None)
+    shape = shape_of(value, dims, 1, None)
     return replace(inputs, shapes=inputs.shapes | {name: shape}, steps=shape[axis])
 
 
@@ -179,19 +200,20 @@ def _inputs(model: onnx.ModelProto, given: Mapping, dims: Mapping[str, int]) -> 
         raise NotImported(f"inputs: the file has no input {quoted(name)}; it has {_names([*varying, *constants])}")
     if not varying:
         raise NotImported("the file has no input of floating point or token ids")
-    axes = _time_axes(model, varying, constants, dims)
-    shapes = {name: _shape(value, dims, 1, axes.get(name)) for name, value in varying.items()}
-    symbols = {dim.dim_param for value in varying.values() for dim in value.type.tensor_type.shape.dim} - dims.keys()
+    fields = frames_of(model, varying, constants, dims)
+    shapes = {name: shape_of(value, dims, 1, fields["time_axes"].get(name)) for name, value in varying.items()}
     types = {name: (FLOATS | INTEGERS)[value.type.tensor_type.elem_type] for name, value in varying.items()}
-    return Inputs(shapes, axes, constants, symbols - {""}, types)
+    return Inputs(
+        shapes=shapes, constants=constants, symbols=set(open_dimensions(varying, dims)), types=types, **fields
+    )
 
 
 def _check_dims(model: onnx.ModelProto, dims: Mapping) -> None:
-    symbols = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    symbols = open_dimensions({value.name: value for value in model.graph.input}, {})
     for name, size in dims.items():
         if name not in symbols:
             known = f"it has {_names(sorted(symbols))}" if symbols else "all its sizes are fixed"
-            raise NotImported(f"dims: no input has the symbolic dimension {quoted(name)}; {known}")
+            raise NotImported(f"dims: no input has the open dimension {quoted(name)}; {known}")
         whole_number(size, f"dims[{name!r}]", 1)
 
 
@@ -218,36 +240,6 @@ def _constant(value: onnx.ValueInfoProto, given) -> np.ndarray:
         return np.broadcast_to(array, shape)
     except ValueError:
         raise NotImported(f"inputs[{value.name!r}] must have shape {shape}, got {list(array.shape)}") from None
-
-
-def _shape(value, dims: Mapping[str, int], unknown: int, time: int | None) -> tuple[int, ...]:
-    """The shape of an input, with 1 in the place of the time axis."""
-    shape = []
-    for index, dim in enumerate(value.type.tensor_type.shape.dim):
-        size = dim.dim_value if dim.HasField("dim_value") else int(dims.get(dim.dim_param, unknown))
-        shape.append(1 if index == time else size)
-    return tuple(shape)
-
-
-def _time_axes(model, varying, constants, dims) -> dict[str, int]:
-    """The axis of an input along which the first recurrent operator's steps are, if it takes more than one."""
-    for unknown in (2, 1):
-        shapes = {name: _shape(value, dims, unknown, None) for name, value in varying.items()}
-        try:
-            trace = Trace(model, shapes, constants)
-        except Cannot:
-            continue
-        if trace.sequences and trace.sequences[0].shape[0] > 1:
-            first, second = (trace.root(int(step.flat[0])) for step in trace.sequences[0][:2])
-            block = trace.owner(first)
-            if block.op == "input" and block is trace.owner(second):
-                at = [np.unravel_index(n - block.first, shapes[block.node]) for n in (first, second)]
-                moved = [axis for axis, (a, b) in enumerate(zip(*at, strict=True)) if a != b]
-                if len(moved) == 1:
-                    return {block.node: int(moved[0])}
-        if trace.sequences:
-            break
-    return {}
 
 
 def _plans(model, trace: Trace, inputs: Inputs, states, frames):
@@ -279,31 +271,51 @@ def _flat(value: Elements) -> list[int]:
 def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
     """The one plan without a fault."""
     good = [found for found in plans if not found.faults]
-    good = [found for found in good if len(found.outputs) == 1] or good
-    good = list({_elements(found): found for found in reversed(good)}.values())[::-1]
-    if len(good) == 1:
-        return good[0]
+    best = max(map(_rank, good), default=None)
+    good = [found for found in good if _rank(found) == best]
+    if len({_elements(found) for found in good}) == 1:
+        return good[0]  # readings of the same elements are one
     if good:
         raise NotImported(
             "more than one reading of the inputs and outputs fits; choose one by states={...}:", map(_reading, good)
         )
     # the reading that came furthest says best what is missing: to layers, or most steps
     furthest = max(plans, key=lambda found: (bool(found.chain.layers), found.chain.depth), default=None)
-    faults = _together(furthest.faults if furthest else trace.faults)
+    mixed = [fault for _, faults in inputs.mixed for fault in faults]
+    faults = _together(furthest.faults if furthest else [*trace.faults, *mixed])
     faults = faults or ["no output has the size of a result or of a state"]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
-        rest.append(f"symbolic dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")
+        rest.append(f"open dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")
     if len(inputs.shapes) > 1 and not trace.faults:
         rest.append("an input that is a part of x, though an output has its size, is named by frames=[...]")
     raise NotImported("it is not a list of layers that cnorm has:", [*faults[:MAX_FAULTS], *rest])
 
 
+def _rank(found: Plan) -> tuple:
+    """Which of several readings is meant: it loses no output, its states keep their shapes, y has the time axis."""
+    given = Counter(found.inputs.output_axes.get(name) is not None for name in found.outputs)
+    axes = given[True] - sum(found.inputs.output_axes.get(name) is not None for name in found.states.values())
+    values, single = found.trace.values, len(found.outputs) == 1
+    shapes = sum(values[name].shape == values[result].shape for name, result in found.states.items())
+    if found.states and found.time_axis is None:
+        return (
+            len(set(np.concatenate([_numbers(found, name) for name in found.outputs]).tolist())),
+            single,
+            shapes,
+            axes,
+        )
+    return (0, single, shapes, axes)
+
+
+def _numbers(found: Plan, name: str) -> np.ndarray:
+    return found.trace.values[name].numbers.ravel()
+
+
 def _elements(found: Plan) -> tuple:
-    """What a reading is, whatever its outputs are called: y may be the same elements as a state."""
-    values = found.trace.values
-    pairs = sorted((name, values[result].numbers.tobytes()) for name, result in found.states.items())
-    return found.frames, tuple(values[name].numbers.tobytes() for name in found.outputs), tuple(pairs)
+    """A reading by elements instead of names."""
+    states = tuple((name, _numbers(found, result).tobytes()) for name, result in found.states.items())
+    return found.frames, tuple(_numbers(found, name).tobytes() for name in found.outputs), states
 
 
 def _together(faults: list[str]) -> list[str]:

@@ -13,6 +13,8 @@ from onnx_export.recurrent import Cell
 
 __all__ = ["recurrent"]
 
+MAX_STEPS = 1 << 14  # of one call
+
 _NAMES = {row.in_cells: row.name for row in TABLE.values() if row.in_cells}
 
 
@@ -30,16 +32,20 @@ def recurrent(kind: str) -> Callable:
         steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
         if lengths is not None and (np.asarray(lengths) != len(steps)).any():
             raise Cannot(f"its sequence_lens are not the {len(steps)} steps of its input")
+        if len(steps) > MAX_STEPS:
+            raise Cannot(f"it takes {len(steps)} steps, the limit is {MAX_STEPS}")
         trace.sequences.append(steps)
-        if steps.shape[1] != 1:
-            raise Cannot(f"it takes {steps.shape[1]} rows at once, wanted 1")
-        h, c = (_initial(trace, node, value, layout, *np.shape(r)[::2]) for value in (h, c))
+        rows = steps.shape[1]
+        if rows != 1 and not trace.rows:
+            raise Cannot(f"it takes {rows} rows at once, wanted 1")
+        h, c = (_initial(trace, node, value, layout, (np.shape(r)[0], rows, np.shape(r)[2])) for value in (h, c))
         ways = []
         for i, direction in enumerate(node_cell.directions):
             weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
-            cell = {"weights": weights, "backward": direction == "reverse", "start": (h[i], c[i])}
+            cell = {"weights": weights, "backward": direction == "reverse"}
             cell |= {"reset_after": node_cell.linear_before_reset, "functions": _functions(node_cell, i)}
-            ways.append(_way(trace, node, kind, steps[:, 0], cell))
+            each = [_way(trace, node, kind, steps[:, j], cell | {"start": (h[i, j], c[i, j])}) for j in range(rows)]
+            ways.append([np.stack(parts, axis=-2) for parts in zip(*each, strict=True)])
         return _outputs(ways, kind, layout)
 
     return apply
@@ -92,20 +98,20 @@ def _way(trace, node, kind: str, steps, cell):
 
 
 def _outputs(ways, kind: str, layout: int) -> list[Elements]:
-    """Y, Y_h and Y_c of a recurrent operator, from those of its directions."""
-    y = np.stack([way[0] for way in ways], axis=1)[:, :, None]  # [steps, directions, 1, units]
-    last = [np.stack([way[at] for way in ways])[:, None] for at in ((1, 2) if kind == "LSTM" else (1,))]
+    """Y, Y_h and Y_c of a recurrent operator, from those of its directions, [steps, rows, units] and [rows, units]."""
+    y = np.stack([way[0] for way in ways], axis=1)  # [steps, directions, rows, units]
+    last = [np.stack([way[at] for way in ways]) for at in ((1, 2) if kind == "LSTM" else (1,))]
     if layout:
         y, last = y.transpose(2, 0, 1, 3), [state.transpose(1, 0, 2) for state in last]
     return [Elements(y), *map(Elements, last)]
 
 
-def _initial(trace, node, value, layout, directions, units):
-    """Numbers [directions, units] of an initial state [directions, 1, units]; zeros where it is absent."""
+def _initial(trace, node, value, layout, shape):
+    """Numbers of an initial state of a shape [directions, rows, units]; zeros where it is absent."""
     if value is None:
-        value, layout = np.zeros((directions, 1, units), np.float32), 0
+        value, layout = np.zeros(shape, np.float32), 0
     numbers = trace.lift(value, node).numbers
     numbers = numbers.transpose(1, 0, 2) if layout else numbers
-    if numbers.shape != (directions, 1, units):
-        raise Cannot(f"its initial state has shape {list(numbers.shape)}, wanted {[directions, 1, units]}")
-    return numbers[:, 0]
+    if numbers.shape != shape:
+        raise Cannot(f"its initial state has shape {list(numbers.shape)}, wanted {list(shape)}")
+    return numbers

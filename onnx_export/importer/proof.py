@@ -7,6 +7,8 @@ them take y and the new states from its outputs.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -24,7 +26,6 @@ from onnx_export.parity import check_parity
 __all__ = ["FileRun", "prove"]
 
 FILE = "file/"  # prefix of the file's names in the copy that is checked
-STEPS = 17  # of the run of a file that has a time axis
 
 
 def prove(model, onnx_model: onnx.ModelProto, found: Plan):
@@ -50,6 +51,7 @@ def prove(model, onnx_model: onnx.ModelProto, found: Plan):
             raise NotImported(f"{what}: {report.verdict}")
     if found.time_axis is not None:
         _check_run(model, onnx_model, found)
+    _check_open(model, onnx_model, found)
     return report
 
 
@@ -228,6 +230,14 @@ class FileRun:
             ys.append(np.concatenate([np.ravel(y) for y in results[:own]]))
         return np.stack(ys)
 
+    def run_wider(self, axes) -> None:
+        """One call with three elements along some axes, to see whether the file takes them."""
+        feeds = {
+            name: np.repeat(array, 3, axes[name]) if name in axes else array
+            for name, array in self.zeros(self._found.inputs.shapes).items()
+        }
+        self._session.run(list(self._found.outputs), self.constants() | feeds)
+
     def zeros(self, names) -> dict[str, np.ndarray]:
         """Arrays for some inputs, at one step of one row."""
         inputs = self._found.inputs
@@ -249,34 +259,71 @@ class FileRun:
         ((name, zero),) = self.zeros(self._found.frames).items()
         axis = self._found.time_axis
         frames = np.moveaxis(x.reshape(len(x), *np.delete(zero.shape, axis)), 0, axis).astype(zero.dtype)
-        ys = self._session.run(list(self._found.outputs), self.constants() | {name: frames})
+        feeds = self.constants() | self.zeros(self._found.states) | {name: frames}
+        ys = self._session.run(list(self._found.outputs), feeds)
         return np.concatenate([self._rows(*pair, len(x)) for pair in zip(self._found.outputs, ys, strict=True)], axis=1)
 
     def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
         """An output of a call of several steps as [steps, elements], or [1, elements] if it is of the last one only."""
         if y.size == self._found.trace.values[name].numbers.size // self._found.inputs.steps * steps:
-            axis = next((axis for axis, length in enumerate(y.shape) if length == steps), 0)
+            axis = self._found.inputs.output_axes.get(name)
+            if axis is None:
+                axis = next((axis for axis, length in enumerate(y.shape) if length == steps), 0)
             return np.moveaxis(y, axis, 0).reshape(steps, -1)
         return y.reshape(1, -1)
 
 
 def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
-    """Compare a run of the file over its time axis with the model's."""
-    try:
-        file = FileRun(onnx_model, found)
-        steps = file.steps or STEPS
-        x = np.random.default_rng(0).standard_normal((steps, model.input_size)).astype(np.float32)
-        x = in_tokens(x, model.tokens)
-        theirs = file.run(x)
-    except CannotRun as error:
-        raise NotImported(
-            f"onnxruntime does not run the file over {steps} steps. If it was written for another number, give the "
-            f"symbolic dimension by dims={{...}}: {error}"
-        ) from None
+    """Compare runs of the file over its time axis with the model's, of every length that the file may tell apart."""
+    file = FileRun(onnx_model, found)
+    rng = np.random.default_rng(0)
+    for steps in [file.steps] if file.steps else found.inputs.lengths:
+        x = rng.standard_normal((steps, model.input_size)) * rng.uniform(0.1, 4, (steps, 1))  # no frame like another
+        x = in_tokens(x.astype(np.float32), model.tokens)
+        try:
+            theirs = file.run(x)
+        except CannotRun as error:
+            if steps != file.steps and steps != found.inputs.lengths[-1]:
+                continue  # the file refuses the length, so it computes nothing else
+            raise NotImported(
+                f"onnxruntime does not run the file over {steps} steps. If it was written for another number, give the "
+                f"open dimension by dims={{...}}: {error}"
+            ) from None
+        _compare(model, x, theirs, f"over {steps} steps in one call")
+
+
+def _compare(model, x: np.ndarray, theirs: np.ndarray, when: str) -> None:
     ours = model.run(x)
     if theirs.shape[1] != ours.shape[1]:
-        raise NotImported(f"over {steps} steps the file has {theirs.shape[1]} outputs, the layers {ours.shape[1]}")
+        raise NotImported(f"{when} the file has {theirs.shape[1]} outputs, the layers {ours.shape[1]}")
     expected = np.concatenate([ours[: -len(theirs)], theirs])  # the steps that the file does not show count as equal
     comparison = model.check(x, expected)
     if not comparison.ok:
-        raise NotImported(f"over {steps} steps in one call the layers do not compute what the file does: {comparison}")
+        raise NotImported(f"{when} the layers do not compute what the file does: {comparison}")
+
+
+def _along(found: Plan, axes) -> Plan:
+    """The plan of a file whose steps are along other axes."""
+    own = {name: axis for name, axis in axes.items() if name in found.frames}
+    return (
+        found
+        if own == found.inputs.time_axes
+        else replace(found, inputs=replace(found.inputs, time_axes=own, output_axes={}))
+    )
+
+
+def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
+    """Compare calls with several elements of an open dimension with the layers: each must be a frame by itself."""
+    for axes in found.inputs.open_axes:
+        if found.chain.cells or axes.keys() != set(found.frames) or len(axes) > 1:
+            continue  # the trace alone says that its elements are independent
+        _check_run(model, onnx_model, _along(found, axes))
+    for axes, faults in found.inputs.mixed:  # caches carry them, or else several frames in a call are no steps
+        try:
+            _check_run(model, onnx_model, _along(found, axes))
+        except NotImported as error:
+            raise NotImported(f"frames are mixed: {error}", [*faults, *error.reasons]) from None
+    for axes, faults in found.inputs.unfollowed:
+        with suppress(CannotRun):
+            FileRun(onnx_model, found).run_wider(axes)
+            raise NotImported("the file also takes several elements of a dimension, where it can't be read:", faults)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 import onnx
@@ -17,8 +18,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from cnorm.text import quoted
+from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
-from onnx_export.importer.elements import Block, Cannot, Elements
+from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
 from onnx_export.nodes import subgraphs
 
 __all__ = ["Trace", "describe"]
@@ -33,8 +35,9 @@ SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
     "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If",
 }  # fmt: skip
-MAX_ELEMENTS = 1 << 24  # of one value
-MAX_IN_ALL = 1 << 26  # of all values that nodes compute or move
+MAX_ELEMENTS = 1 << 24  # of one constant
+MAX_INPUT = 1 << 20  # elements of one input
+MAX_IN_ALL = 1 << 26  # elements of all values that nodes compute or move
 MAX_NODES = 20_000  # traced, those of branches included
 
 
@@ -55,6 +58,8 @@ class Trace:
         The shapes of the inputs that vary from frame to frame.
     constants : mapping of str to ndarray
         Values of the other inputs.
+    rows : bool
+        Whether recurrent operators may take several rows.
 
     Attributes
     ----------
@@ -69,7 +74,10 @@ class Trace:
         behind them are judged by operator.
     """
 
-    def __init__(self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray]):
+    def __init__(
+        self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray], *, rows: bool = False
+    ):
+        self.rows = rows
         self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
@@ -89,9 +97,10 @@ class Trace:
 
     def add(self, op: str, node: str, shape, operands=(), **constants) -> Elements:
         """A new block, as the value of a name."""
-        size = int(np.prod(shape, dtype=np.int64))
-        if size > MAX_ELEMENTS:
-            raise Cannot(f"its result has {size} elements, the limit is {MAX_ELEMENTS}")
+        size, most = prod(map(int, shape)), MAX_INPUT if op == "input" else MAX_NUMBERED
+        if size > most:
+            what = f"input {quoted(node)}" if op == "input" else "its result"
+            raise Cannot(f"{what} has {size} elements, the limit is {most}")
         self.blocks.append(Block(op, node, self._next, size, tuple(operands), constants))
         self._firsts.append(self._next)
         self._next += size
@@ -145,8 +154,11 @@ class Trace:
             except Cannot as error:
                 self.faults.append(f"{describe(node)}: {error}")
                 continue
+            except MemoryError:
+                raise
             except Exception as error:  # of what the standard does not allow: the file is untrusted
-                self.faults.append(f"{describe(node)}: {type(error).__name__}: {error}")
+                text = f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
+                self.faults.append(f"{describe(node)}: {text}")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
 
@@ -209,7 +221,8 @@ class Trace:
             node, numbers = self._padded(node, numbers)
         if node.op_type == "Dropout":
             return [inputs[0]]
-        return [self.lowered(Elements(result.astype(np.int64))) for result in self._evaluate(node, numbers)]
+        results = self._evaluate(node, numbers, movable)
+        return [self.lowered(Elements(result.astype(np.int64))) for result in results]
 
     def _padded(self, node: onnx.NodeProto, numbers: list) -> tuple[onnx.NodeProto, list]:
         """A Pad whose fill is the number of a constant element instead of its value."""
@@ -223,33 +236,50 @@ class Trace:
         padded = helper.make_node("Pad", names, node.output, mode=mode)
         return padded, [numbers[0], pads, np.array(value), *axes]
 
-    def _evaluate(self, node: onnx.NodeProto, inputs: list) -> list:
-        """Run one node on arrays by onnx's evaluator."""
+    def _check_size(self, node: onnx.NodeProto, inputs: list, numbered: int) -> None:
+        """Refuse results that a small file can ask for and no memory holds."""
+        # numbers of elements stand for values of another type; of a Pad, as `_padded` writes it, the fill is one, too
+        unread = 0 if node.op_type == "Pad" else numbered
+        known = [np.shape(value) if index < unread else value for index, value in enumerate(inputs)]
+        try:
+            size = largest(node, known, self._opset_of(node))
+        except ValueError as error:
+            raise Cannot(str(error)) from None
+        most = MAX_NUMBERED if numbered else MAX_ELEMENTS
+        if size > most:
+            raise Cannot(f"its results have {size:.3g} elements, the limit is {most}")
+
+    def _opset_of(self, node: onnx.NodeProto) -> int:
+        """The version of the operator that is run: `_padded` writes a Pad of opset 13."""
+        if node.domain not in ("", "ai.onnx"):
+            return 1
+        return max(self.opset, 13) if node.op_type == "Pad" else self.opset
+
+    def _evaluate(self, node: onnx.NodeProto, inputs: list, numbered: int = 0) -> list:
+        """Run one node on arrays, the first `numbered` of them numbers of elements, by onnx's evaluator."""
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise Cannot("it has a subgraph")
         if any(value is not None and np.size(value) > MAX_ELEMENTS for value in inputs):
             raise Cannot(f"it moves more than {MAX_ELEMENTS} elements")
-        _check_size(node, inputs)
+        self._check_size(node, inputs, numbered)
         names = ["" if value is None else f"i{index}" for index, value in enumerate(inputs)]
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.ClearField("input")
         copy.input.extend(names)
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise Cannot("it has a subgraph")
         graph = helper.make_graph(
             [copy],
             "node",
             [helper.make_empty_tensor_value_info(name) for name in names if name],
             [helper.make_empty_tensor_value_info(name) for name in node.output if name],
         )
-        opset = max(self.opset, 13) if node.op_type == "Pad" else self.opset
-        opsets = [helper.make_opsetid("", opset)]
-        opsets += [helper.make_opsetid(node.domain, 1)] if node.domain not in ("", "ai.onnx") else []
+        opsets = [helper.make_opsetid(node.domain, self._opset_of(node))]
         feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
         try:
             with np.errstate(all="ignore"):
                 results = iter(ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds))
         except Exception as error:  # onnx's kernels raise anything
-            raise Cannot(f"it can't be evaluated: {type(error).__name__}: {error}") from None
+            raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
         return [next(results) if name else None for name in node.output]
 
 
@@ -272,22 +302,3 @@ def _read(graph: onnx.GraphProto) -> set[str]:
         for _, inner in subgraphs(node):
             names |= _read(inner)
     return names
-
-
-def _check_size(node: onnx.NodeProto, inputs: list) -> None:
-    """Refuse results that a small file can ask for and no memory holds."""
-    if node.op_type in ("Expand", "ConstantOfShape", "Tile", "Range"):
-        shape = np.asarray(inputs[-1 if node.op_type != "Range" else 0], np.float64)
-        if node.op_type == "Range":
-            start, stop, step = (float(np.asarray(value)) for value in inputs)
-            size = abs(stop - start) / max(abs(step), 1e-30)
-        else:
-            size = float(np.prod(np.maximum(shape, 1)))
-            size *= np.size(inputs[0]) if node.op_type == "Tile" else 1
-    elif node.op_type == "Pad":
-        sides = np.asarray(inputs[1], np.float64).reshape(2, -1).sum(axis=0)
-        size = float(np.prod(np.maximum(np.shape(inputs[0])[-sides.size :] + sides, 1))) if sides.size else 0.0
-    else:
-        return
-    if not size <= MAX_ELEMENTS:
-        raise Cannot(f"its result has {size:.3g} elements, the limit is {MAX_ELEMENTS}")

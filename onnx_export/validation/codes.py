@@ -39,17 +39,21 @@ CODES = {
     "narrow-statistics": "Mean and variance are computed in a narrower type than the input has.",
     "near-miss": "The nodes resemble a norm but do not compute one; the message says why. An error for forms that "
     "nobody intends: mean and variance over different axes, no root, an exponent that is no even integer, a count "
-    "other than n and n - 1, a product with the deviation instead of a quotient. Use the framework's own operator "
+    "other than n and n - 1, a product with the deviation instead of a quotient, an average of other elements than the "
+    "row's subtracted from x. Use the framework's own operator "
     "(nn.LayerNorm, keras.layers.LayerNormalization), or the biased variance (var(unbiased=False)) with eps added to "
     "it before the root.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
     "are finite.",
     "no-result": "The operator's first output has no name; it is not optional, and onnxruntime refuses the file.",
+    "not-judged": "A recurrent operator of another domain than ONNX's own (DynamicQuantizeLSTM), or a recurrence that "
+    "no operator names: a Loop, steps written out, or one step in elementary operators. What it computes is not known "
+    "to be right. Prove the results of the model (--input and --outputs), or export the operator LSTM, GRU or RNN.",
     "not-exercised": "The run gave no row of this norm to judge: a branch not taken, a loop not entered, no rows, or "
     "NaN in all of them. Give inputs that reach it (--input).",
     "notes": "Notes, which say nothing against the file, are counted here; --notes shows them.",
     "omitted-bias": "The last input of a LayerNormalization has the empty name. That means no bias, and is allowed, "
-    "but onnxruntime 1.32 crashes when it optimises the model. Remove the input from the node.",
+    "but onnxruntime 1.32 does not survive optimising every such model. Remove the input from the node.",
     "operator-opset": "The operator came with a newer opset than the file has: onnxruntime runs it, onnx's checker and "
     "other runtimes refuse it. Convert the file (--fix with --opset), or export it again.",
     "opset": "The opset is newer than the installed onnxruntime takes.",
@@ -58,7 +62,10 @@ CODES = {
     "its error is that of such a sum. The file is sound; the message names the optimiser to disable.",
     "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts the main "
     "graph only.",
+    "outputs-agree": "The outputs are those of the file given with --outputs, up to rounding.",
     "outputs-differ": "The outputs are not those of the file given with --outputs.",
+    "recurrence": "A recurrence that no operator names, with norms or recurrent nodes in its step. These are judged; "
+    "the products and gates of the step are not. --input and --outputs prove the results of the model.",
     "refused": "The file was refused for safety: it is too large or too deep, or its tensors lie in files that may not "
     "be read. --external-data and --data-root allow files that you trust.",
     "risky": "All rows of the run are within the bound, but not all stress rows: large means, huge or tiny values, "
@@ -66,18 +73,23 @@ CODES = {
     "runtime-limit": "On these rows onnxruntime's own operator fails as well, or adds the elements of a row one after "
     "another: no file is to blame.",
     "scale-axis": "The result of the norm is multiplied by a constant that varies along other axes than the normalised "
-    "ones. Gains for each channel or head do so; a norm over the wrong axis does, too.",
+    "ones. Gains for each channel or head do so, along axes before the normalised ones: a note. A norm over the wrong "
+    "axis does, too: a warning where the scale varies along a later axis.",
     "scale-nan": "The scale holds NaN or Inf. Look at the training run or the conversion of the weights.",
     "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
     "axes: reshape the scale to the normalised axes.",
     "shapes": "Shape inference failed; less can be said of axes and counts.",
     "sizes": "The model does not run with the default sizes of free dimensions and was run with others, or is so large "
     "that not all rows were judged or stressed. Give real inputs (--input), or sizes (--batch, --dim, --size).",
+    "shared-state": "Two initial states are one value: h and c of an LSTM, or those of two nodes. torch.onnx.export("
+    "dynamo=True) merges inputs whose examples are one tensor: give each state an example of its own.",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "stateless-step": "A graph of one step whose recurrent node begins with a stored state, and whose last state is no "
     "output: called once for each frame, it forgets. Make the states inputs and outputs.",
     "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
     "report, look for it among these.",
+    "unused-input": "No node reads this input of the model: what a caller gives changes nothing. Where it is a state, "
+    "the exporter may have taken another one in its place.",
     "unlike-others": "At least three norms of the file agree on something in which this one differs, or this one "
     "shares its scale with another where the rest have scales of their own.",
     "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one, or an operator "

@@ -205,6 +205,8 @@ def _print(reports: list[ValidationReport], shape: str, notes: bool, how: dict[s
         write = formats.github if shape == "github" else formats.lines
         for report in reports:
             click.echo("\n".join(write(report, notes=notes, **how)))
+    if len(reports) > 1 and shape in ("text", "github"):
+        click.echo(formats.overview(reports, **how))
 
 
 def _page(report: ValidationReport, how: dict[str, bool]) -> str:

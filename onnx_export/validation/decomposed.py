@@ -20,7 +20,7 @@ from onnx_export.validation.powers import NEAR, Power, next_power
 from onnx_export.validation.radicand import Radicand, radicand
 from onnx_export.validation.resembling import absolute, uncentred
 from onnx_export.validation.statistic import Mean, Variance
-from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, Values
+from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, Values, fits
 
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
@@ -292,7 +292,7 @@ class Matcher:
                 value = self.scope.constant(a)
                 if found.excess and self._root_of(found.excess, self.values.scalar(a)):
                     return self._numerator(found.add(*path, product, excess=None, stored_reciprocal=True), b)
-                if value is not None and self.values.along_row(value, variance.x, variance.mean.axes):
+                if value is not None and fits(value, self.scope.shape(variance.x)):
                     return self._numerator(found.add(*path, product, scale=a), b)
         centred = self.moments.centred(inner)
         if centred is None or centred.negative:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -16,7 +16,7 @@ from onnx_export.nodes import subgraphs
 from onnx_export.validation.constants import is_random
 from onnx_export.validation.graph import Scope, cut, op, unit_roundoff
 from onnx_export.validation.statistic import Mean
-from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, SUMS, Values
+from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, SUMS, Values, ancestors
 
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
@@ -50,10 +50,10 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated |
     if not _may_reduce(values.scope, x, other, sign > 0):
         return None
     base, moves = x, []
-    nodes = _between(values.scope, x, [other])
+    nodes = between(values.scope, x, [other])
     if nodes is None:
         base, _, moves = values.signed(x, _LAYOUT)
-        nodes = _between(values.scope, base, [other])
+        nodes = between(values.scope, base, [other])
     if not nodes:
         return None
     try:
@@ -95,13 +95,13 @@ def squares_before(values: Values, name: str) -> str | None:
 def evaluated_moment(values: Values, name: str) -> Evaluated | None:
     """The mean square or the variance of another value that a value is, in any writing, perhaps with eps added."""
     scope, tried = values.scope, 0
-    for base in _ancestors(scope, name):
-        nodes = _between(scope, base, [name]) if _is_smaller(scope, name, base) else None
+    for base in ancestors(scope, name, _MOST_NODES):
+        nodes = between(scope, base, [name]) if _is_smaller(scope, name, base) else None
         if not nodes or tried == _MOST_TRIED:
             continue
         tried += 1
         try:
-            given = _made_up(scope.shape(base))
+            given = made_up(scope.shape(base))
             added = np.unique(_run(scope, nodes, base, (name,), np.zeros(given.shape))[0])
             if added.size != 1 or not np.isfinite(added[0]):
                 continue
@@ -145,7 +145,7 @@ def _as_kept(held: np.ndarray, given: np.ndarray) -> np.ndarray:
 def evaluated_power(values: Values, base: str, name: str) -> tuple[float, list[onnx.NodeProto]] | None:
     """(exponent, nodes): the power of a positive value `base` that another value is, elementwise, in any writing."""
     scope, shape = values.scope, values.scope.shape(base)
-    nodes = _between(scope, base, [name])
+    nodes = between(scope, base, [name])
     if not nodes or shape is None or not _is_small(shape):
         return None
     try:
@@ -160,18 +160,6 @@ def evaluated_power(values: Values, base: str, name: str) -> tuple[float, list[o
     exponent = float(np.sum(made * logarithm) / np.sum(logarithm * logarithm))
     unit = max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(name)))
     return (exponent, nodes) if np.max(np.abs(made - exponent * logarithm)) <= 64 * unit else None
-
-
-def _ancestors(scope: Scope, name: str) -> list[str]:
-    """The values from which one is computed, nearest first, up to a limit."""
-    reached, seen = [name], {name}
-    for current in reached:
-        node = scope.producer(current)
-        for each in node.input if node is not None and len(reached) < _MOST_NODES else ():
-            if each and each not in seen and scope.constant(each) is None:
-                seen.add(each)
-                reached.append(each)
-    return reached[1:]
 
 
 def _has_constant(scope: Scope, node: onnx.NodeProto) -> bool:
@@ -192,7 +180,7 @@ def _may_reduce(scope: Scope, x: str, other: str, less: bool) -> bool:
     return repeats or len(own) != len(shape) or any(b == 1 and a != 1 for a, b in zip(shape, own, strict=True))
 
 
-def _between(scope: Scope, base: str, names: list[str]) -> list[onnx.NodeProto] | None:
+def between(scope: Scope, base: str, names: list[str]) -> list[onnx.NodeProto] | None:
     """The nodes that compute values from `base` and constants alone; None if they need more, or are too many."""
     nodes: dict[int, onnx.NodeProto] = {}
     pending = list(names)
@@ -211,20 +199,31 @@ def _between(scope: Scope, base: str, names: list[str]) -> list[onnx.NodeProto] 
 
 def _run(scope: Scope, nodes, base: str, names: tuple[str, ...], given=None) -> list[np.ndarray]:
     """Values in float64, for values of `base`: those `given`, or some whose means over all axes differ."""
+    given = made_up(scope.shape(base)) if given is None else given
+    return runner(scope, nodes, base, names, given.shape)(given)
+
+
+def runner(
+    scope: Scope, nodes, base: str, names: tuple[str, ...], shape: tuple[int, ...]
+) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """A function of values of `base`, of this shape, that computes other values in float64 by these nodes."""
     if not all(_is_small(scope.shape(name)) for node in nodes for name in node.output):
         raise ValueError("too large")
-    if given is None:
-        given = _made_up(scope.shape(base))
     kind = scope.dtype(base) or TensorProto.FLOAT
     model = onnx.ModelProto(ir_version=8)
     model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
     wanted = [name for name in dict.fromkeys(names) if name != base]
-    part = cut(model, scope, nodes, wanted, {base: (kind, given.shape)})
+    part = cut(model, scope, nodes, wanted, {base: (kind, shape)})
     for node in part.graph.node:
         if op(node) in QUANTISERS:  # passed as a pair; constants are dequantised already
             node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output))
-    found = Float64(part).run({base: given})
-    return [given if name == base else found[name] for name in names]
+    evaluator = Float64(part)
+
+    def run(given: np.ndarray) -> list[np.ndarray]:
+        found = evaluator.run({base: given})
+        return [given if name == base else found[name] for name in names]
+
+    return run
 
 
 def _sizes(shape: tuple[int | None, ...]) -> list[int]:
@@ -237,7 +236,8 @@ def _is_small(shape: tuple[int | None, ...] | None) -> bool:
     return shape is None or prod(2 if size is None else size for size in shape) <= _MOST_ELEMENTS
 
 
-def _made_up(shape: tuple[int | None, ...]) -> np.ndarray:
+def made_up(shape: tuple[int | None, ...]) -> np.ndarray:
+    """Values whose means over any axes differ, with sizes for those that the file leaves open."""
     sizes, rng = _sizes(shape), np.random.default_rng(0)
     if prod(sizes) > _MOST_ELEMENTS:
         raise ValueError("too large")

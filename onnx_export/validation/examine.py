@@ -28,8 +28,8 @@ from onnx_export.model_io import (
     parse,
     read,
 )
-from onnx_export.nodes import drop_omitted_biases, model_graphs, model_nodes, settle_references, sort_nodes
-from onnx_export.validation import inputs, lint, outputs, recurrent, recurrent_lint, stress, verdict
+from onnx_export.nodes import drop_omitted, model_graphs, model_nodes, settle_references, sort_nodes
+from onnx_export.validation import inputs, lint, outputs, recurrences, recurrent, recurrent_lint, stress, verdict
 from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
 from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions, with_shapes
@@ -40,7 +40,7 @@ from onnx_export.validation.normal import normal_form
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 from onnx_export.validation.recurrent import Recurrent
-from onnx_export.validation.report import CellReport, Finding, NormReport, ValidationReport
+from onnx_export.validation.report import NOT_JUDGED, CellReport, Finding, NormReport, ValidationReport, many
 from onnx_export.validation.run import Candidate, Case, Run
 from onnx_export.validation.weights import put_back, set_aside
 
@@ -71,9 +71,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     model, weights = set_aside(model)
     model, found = _find(model, weights, options, report, emit)
     unread = _lint(model, found, report)
-    cells = recurrent.find(model, weights)
-    report.cells = [recurrent.describe(cell) for cell in cells]
-    report.findings += [finding for cell in cells for finding in recurrent_lint.lint(cell)]
+    cells = _recurrent(model, weights, found, report)
     emit("report", report)
     if options.fix:
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
@@ -167,11 +165,8 @@ def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.M
             report.problem = report.problem or _refusal(model, {})  # shape inference would give the types
     except Unreadable as error:
         report.problem = report.problem or clip(str(error))
-    for name in drop_omitted_biases(model):  # the examination would die of it
-        message = (
-            "its bias is omitted by an empty name, of which onnxruntime 1.32 dies (SIGSEGV) unless it is made with "
-            'disabled_optimizers=["SkipLayerNormFusion"]; leave the name out'
-        )
+    for name in drop_omitted(model, {"LayerNormalization"}):
+        message = "its bias is omitted by the empty name, which onnxruntime 1.32 does not optimise; leave the name out"
         report.findings.append(Finding("error", "omitted-bias", message, name))
     report.problem = report.problem or clip(_foreign(model))
     if import_domains(model):
@@ -226,6 +221,15 @@ def _lint(model: onnx.ModelProto, found: list[Norm], report: ValidationReport) -
     return next((f"{f.norm}: {f.message}" for f in report.findings if f.code in unseen), "")
 
 
+def _recurrent(model, weights, found: list[Norm], report: ValidationReport) -> list[Recurrent]:
+    """Describe the recurrent nodes, which are returned, and the recurrences behind them, and add their findings."""
+    cells = recurrent.find(model, weights)
+    unnamed, notes = recurrences.find(model, weights, found, cells)
+    report.cells = [*map(recurrent.describe, cells), *unnamed]
+    report.findings += [*recurrent_lint.lint(cells), *notes]
+    return cells
+
+
 def _judge(run: Run, candidates: list[Candidate], report: ValidationReport, emit) -> list[Case]:
     """Judge every norm that rows reached; returns the cases of those that could be judged."""
     cases: list[Case] = []
@@ -266,7 +270,7 @@ def _judge_cells(run: Run, cells: list[Recurrent], report: ValidationReport, opt
     wrong: list[Recurrent] = []
     try:
         calls = recurrent.values_of(run, cells)
-        for cell, each, values in zip(cells, report.cells, calls, strict=True):
+        for cell, each, values in zip(cells, report.cells, calls, strict=False):  # recurrences without a node follow
             with _isolated_failure(each, report):
                 recurrent.judge(run.model, cell, each, values, options.seed)
         doubted = recurrent_lint.suspects(cells, calls)
@@ -277,7 +281,8 @@ def _judge_cells(run: Run, cells: list[Recurrent], report: ValidationReport, opt
             wrong = doubted if proved else []
     except ort.CannotRun as error:
         report.problem = report.problem or clip(f"the recurrent nodes could not be judged: {error}")
-    for group, what in ((report.norms, "norm"), (report.cells, "recurrent node")):
+    nodes = [each for each in report.cells if each.verdict != NOT_JUDGED]
+    for group, what in ((report.norms, "norm"), (nodes, "recurrent node")):
         if group and all(each.verdict == "not exercised" for each in group):
             report.problem = report.problem or f"no {what} was exercised, so nothing is proved"
     return wrong
@@ -304,9 +309,10 @@ def _fix(run: Run, candidates, cases: list[Case], reset, report: ValidationRepor
         everything = [judged.get(position, candidate) for position, candidate in enumerate(candidates)]
         report.fixed = repair(Path(options.fix), run.model, everything, run.feeds)
         if done:
-            report.fixed.append(f"set linear_before_reset = 1 in {done} GRUs: wrote {options.fix}")
             if not any(" as LayerNormalization over" in line for line in report.fixed):
                 write_whole(options.fix, run.model.SerializeToString())
+                del report.fixed[-1]  # that nothing was written
+            report.fixed.append(f"set linear_before_reset = 1 in {many(done, 'GRU')}: wrote {options.fix}")
     except OSError as error:
         report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
     except CannotRepair as error:
@@ -385,6 +391,7 @@ def _describe(norm: Norm) -> NormReport:
         near_miss=norm.near_miss,
         scale_hash=_hash(norm, norm.scale),
         bias_hash=_hash(norm, norm.bias),
+        of=norm.of,
         normal=normal_form(norm),
     )
 

@@ -9,6 +9,10 @@ from xml.etree import ElementTree
 from cnorm.text import printable
 from onnx_export.validation.codes import CODES
 from onnx_export.validation.report import (
+    CANNOT,
+    NOT_JUDGED,
+    RECURRENCE,
+    REFUSED,
     SOUND,
     UNSOUND,
     VERDICT_LEVELS,
@@ -17,10 +21,13 @@ from onnx_export.validation.report import (
     NormReport,
     ValidationReport,
     failing_levels,
+    many,
 )
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MOST_NAMES = 3
+_PROBLEMS = ("cannot-validate", "refused")
+_ALWAYS = ("not-exercised", "not-judged", "unclaimed")  # notes that are printed without --notes
 _COLOURS = {
     "ok": "green",
     "near miss": "yellow",
@@ -28,6 +35,7 @@ _COLOURS = {
     "inaccurate": "red",
     "wrong": "bold red",
     "not exercised": "dim",
+    NOT_JUDGED: "yellow",
 }
 
 
@@ -49,7 +57,7 @@ def all_findings(report: ValidationReport) -> list[Finding]:
 def shown_findings(report: ValidationReport, notes: bool) -> list[Finding]:
     """The findings to print, equal ones merged; with notes, or with one on their number."""
     found = digest(all_findings(report))
-    hidden = [] if notes else [each for each in found if each.level == "note" and each.code != "not-exercised"]
+    hidden = [] if notes else [each for each in found if each.level == "note" and each.code not in _ALWAYS]
     shown = [each for each in found if each not in hidden]
     if hidden:
         codes = ", ".join(dict.fromkeys(each.code for each in hidden))
@@ -79,11 +87,17 @@ def lines(report: ValidationReport, *, notes: bool = False, **how: bool) -> Iter
     path = printable(report.path)
     for each in report.judged:
         yield printable(f"{path}: {each.verdict}: {each.name}: {facts(each)}")
-    for finding in shown_findings(report, notes):
+    for finding in _before_conclusion(report, notes, **how):
         yield printable(f"{path}: {finding.level}[{finding.code}]: {_said(finding)}")
     for line in report.fixed:
         yield printable(f"{path}: {line}")
     yield printable(f"{path}: {report.conclusion(**how)}")
+
+
+def _before_conclusion(report: ValidationReport, notes: bool, **how: bool) -> list[Finding]:
+    """The findings to print before the conclusion, which says itself why a file could not be validated."""
+    said = report.exit_code(**how) in (CANNOT, REFUSED)
+    return [each for each in shown_findings(report, notes) if not (said and each.code in _PROBLEMS)]
 
 
 def _said(finding: Finding) -> str:
@@ -92,17 +106,37 @@ def _said(finding: Finding) -> str:
 
 def facts(each: NormReport | CellReport) -> str:
     """What a norm or a recurrent node is, and its error, in one line."""
-    error = "" if each.error is None or each.bound is None else f", error {each.error:.0e} of {each.bound:.0e}"
+    error = "" if each.error is None or each.bound is None else ", error {} of {}".format(*_numbers(each))
     if isinstance(each, CellReport):
         return f"{cell_facts(each)}{error}"
     axes = "all axes" if each.axes is None else f"axes {','.join(map(str, each.axes))}"
-    return f"{each.formula}, {axes}, eps {each.eps:.7g}, {each.variance}, {each.compute_dtype}{error}"
+    return f"{formula(each)}, {axes}, eps {each.eps:.7g}, {_variance(each)}{each.compute_dtype}{error}"
+
+
+def _numbers(each: NormReport | CellReport) -> tuple[str, str]:
+    """Error and bound with one digit, with three where they would look alike; empty where there are none."""
+    known = each.error is not None and each.bound is not None
+    digits = 2 if known and f"{each.error:.0e}" == f"{each.bound:.0e}" else 0
+    error, bound = ("" if value is None else f"{value:.{digits}e}" for value in (each.error, each.bound))
+    return error, bound
+
+
+def formula(norm: NormReport) -> str:
+    """What a norm is, and of which value."""
+    return f"{norm.formula} of {norm.of}" if norm.of else norm.formula
+
+
+def _variance(norm: NormReport) -> str:
+    """How the variance is computed; the mean square of an RMS norm is not centred."""
+    return "" if norm.formula == "rms" and norm.variance == "centred" else f"{norm.variance}, "
 
 
 def cell_facts(cell: CellReport) -> str:
     """What a recurrent node is: its sizes, and the facts that are not what they usually are."""
     usual = {"direction": "forward", "initial_h": "zeros", "initial_c": "zeros", "sequence_lens": "all"}
     told = {name.replace("_", " "): fact for name, fact in cell.facts.items() if usual.get(name) != fact}
+    if cell.kind == RECURRENCE:
+        return f"{cell.kind}, {', '.join(told.values())}"
     sizes = f"{cell.inputs or '?'} -> {cell.units or '?'}"
     return ", ".join([f"{cell.kind} {sizes}", *(f"{name} {fact}" for name, fact in told.items())])
 
@@ -114,6 +148,21 @@ def github(report: ValidationReport, *, notes: bool = False, **how: bool) -> Ite
         if finding.code != "notes":
             yield f"::{_LEVELS[finding.level]} file={file},title={title}::{_escaped(_said(finding))}"
     yield printable(f"{report.path}: {report.conclusion(**how)}")
+
+
+def overview(reports: list[ValidationReport], **how: bool) -> str:
+    """What became of several files, in one line; `how` are the options of `ValidationReport.exit_code`."""
+    outcomes = [report.conclusion(**how).partition(":")[0] for report in reports]
+    warned = sum(r.levels()["warning"] > 0 for o, r in zip(outcomes, reports, strict=True) if o == "passed")
+    words = {
+        "passed": "passed" + f" ({warned} with warnings)" * bool(warned),
+        "failed": "failed",
+        "cannot validate": "could not be validated",
+        "refused": "refused",
+        "nothing was checked": "with nothing that was checked",
+    }
+    counts = [f"{outcomes.count(each)} {said}" for each, said in words.items() if each in outcomes]
+    return f"{many(len(reports), 'file')}: {', '.join(counts)}"
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -129,6 +178,8 @@ def sarif(reports: list[ValidationReport], **how: bool) -> str:
         for finding in all_findings(report):
             rules.setdefault(finding.code)
             location = {"physicalLocation": {"artifactLocation": {"uri": report.path.replace("\\", "/")}}}
+            if finding.norm:
+                location["logicalLocations"] = [{"fullyQualifiedName": printable(finding.norm)}]
             text = printable(_said(finding)) or finding.code
             results.append(
                 {"ruleId": finding.code, "level": finding.level, "message": {"text": text}, "locations": [location]}
@@ -170,11 +221,13 @@ def junit(reports: list[ValidationReport], **how: bool) -> str:
         for finding in found:
             place = cases.get(finding.norm, whole)
             if finding.level in failing:
-                kind = "error" if finding.code in ("cannot-validate", "refused") else "failure"
+                kind = "error" if finding.code in _PROBLEMS else "failure"
                 ElementTree.SubElement(place, kind, type=finding.code, message=_xml(_said(finding)))
                 failures += 1
-            elif finding.code == "not-exercised":
+            elif finding.code in ("not-exercised", "not-judged"):
                 ElementTree.SubElement(place, "skipped", message=_xml(finding.message))
+        if not report.judged and not report.problem and not report.compared:
+            ElementTree.SubElement(whole, "skipped", message=_xml(report.summary()))
         told = [f"{each.level}[{each.code}]: {_said(each)}" for each in found if each.level not in failing]
         ElementTree.SubElement(whole, "system-out").text = _xml("\n".join([*told, report.conclusion(**how)]), "\n")
         suite = ElementTree.SubElement(root, "testsuite", name=_xml(report.path), tests=str(len(cases) + 1))
@@ -205,14 +258,13 @@ def show(report: ValidationReport, console, *, notes: bool = False, **how: bool)
             table.add_row(
                 text(each.name if each.name.startswith(each.scope) else f"{each.name} ({each.scope})"),
                 *map(text, _columns(each)),
-                text("" if each.error is None else f"{each.error:.0e}"),
-                text("" if each.bound is None else f"{each.bound:.0e}"),
+                *map(text, _numbers(each)),
                 text(f"{each.verdict} ({each.blame})" if each.blame else each.verdict, _COLOURS[each.verdict]),
             )
         console.print(table)
-    for finding in shown_findings(report, notes):
+    for finding in _before_conclusion(report, notes, **how):
         style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
-        if finding.code in ("cannot-validate", "refused"):
+        if finding.code in _PROBLEMS:
             console.print(text(f"{finding.code.replace('-', ' ')}: {finding.message}", "bold red"))
         else:
             console.print(text(f"{finding.level}[{finding.code}] {_said(finding)}", style))
@@ -226,6 +278,6 @@ def _columns(each: NormReport | CellReport) -> tuple[str, str, str]:
     if isinstance(each, CellReport):
         return cell_facts(each), "", ""
     scale, bias = ("·scale" if each.scale else ""), ("+bias" if each.bias else "")
-    what = f"{each.formula}{scale}{bias}, {each.variance}, {each.compute_dtype}"
+    what = f"{formula(each)}{scale}{bias}, {_variance(each)}{each.compute_dtype}"
     axes = "all" if each.axes is None else ",".join(map(str, each.axes))
     return what, axes, f"{each.eps:.7g}"

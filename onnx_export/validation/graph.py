@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from itertools import chain, count, takewhile
+from itertools import takewhile
 from math import prod
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
-from onnx_export.nodes import model_graphs, model_nodes, subgraphs
+from onnx_export.nodes import model_nodes, subgraphs
 from onnx_export.validation import constants
 
 _LONGEST_SHAPE = 2**17
@@ -31,11 +30,23 @@ def op(node: onnx.NodeProto) -> str:
 
 
 def well_formed(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
-    """Whether a node has a result and, if its operator is ONNX's own, as many inputs as the operator takes."""
-    if not node.output or not node.output[0]:
+    """Whether a node has the results and, if its operator is ONNX's own, as many inputs as the operator takes.
+
+    The first result must have a name, except for operators that may leave it out: LSTM, GRU and RNN.
+    """
+    if not any(node.output[: None if _may_omit_first(op(node)) else 1]):
         return False
     fewest, most, required = _inputs(op(node), opsets.get("", _NEWEST))
     return fewest <= len(node.input) <= most and all(node.input[:required])
+
+
+@lru_cache(maxsize=1024)
+def _may_omit_first(kind: str) -> bool:
+    """Whether the first output of one of ONNX's own operators is optional, and others follow."""
+    with suppress(onnx.defs.SchemaError):
+        outputs = onnx.defs.get_schema(kind, _NEWEST, "").outputs
+        return len(outputs) > 1 and outputs[0].option == onnx.defs.OpSchema.FormalParameterOption.Optional
+    return False
 
 
 @lru_cache(maxsize=1024)
@@ -141,6 +152,10 @@ class Scope:
         if name in self._producers or self.outer is None or name in self._inputs or name in self._initialisers:
             return self._producers.get(name)
         return self.outer.producer(name)
+
+    def is_input(self, name: str) -> bool:
+        """Whether a value is an input of this graph that the file stores no value for."""
+        return name in self._inputs and name not in self._initialisers
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
         """The nodes of this graph that use a value, themselves or in their subgraphs."""
@@ -290,22 +305,6 @@ def used(node: onnx.NodeProto) -> Iterator[str]:
         for inner in graph.node:
             yield from used(inner)
         yield from (value.name for value in graph.output)
-
-
-def free_prefix(model: onnx.ModelProto, stem: str) -> str:
-    """A prefix that is new to the model: `stem` or `stem` and a number, such that no name begins with it and "_"."""
-    taken = {match[1] for match in map(re.compile(rf"{stem}(\d*)_").match, _names(model)) if match}
-    return stem + next(number for number in chain([""], map(str, count(2))) if number not in taken)
-
-
-def _names(model: onnx.ModelProto) -> Iterator[str]:
-    """The name of every value in all graphs and functions of the model."""
-    for graph in model_graphs(model):
-        for field in (graph.input, graph.output, graph.initializer, graph.value_info):
-            yield from (each.name for each in field)
-        yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    for owner in chain(model_nodes(model), model.functions):
-        yield from (*owner.input, *owner.output)
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:

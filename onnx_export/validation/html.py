@@ -6,7 +6,7 @@ from html import escape
 from math import isfinite, log10
 
 from cnorm.text import printable
-from onnx_export.validation.formats import all_findings, cell_facts
+from onnx_export.validation.formats import all_findings, cell_facts, formula
 from onnx_export.validation.report import CellReport, NormReport, ValidationReport
 
 _STYLE = """
@@ -22,9 +22,9 @@ dt { color: #59636e; }
 dd { margin: 0; overflow-wrap: anywhere; }
 .verdict { display: inline-block; padding: 0 .6em; border-radius: 1em; font-weight: 600; }
 .ok, .passed { background: #dafbe1; color: #116329; }
-.risky, .near, .cannot { background: #fff8c5; color: #7d4e00; }
+.risky, .near, .cannot, .judged { background: #fff8c5; color: #7d4e00; }
 .inaccurate, .wrong, .failed, .refused { background: #ffebe9; color: #a40e26; }
-.exercised { background: #eaeef2; color: #59636e; }
+.exercised, .nothing { background: #eaeef2; color: #59636e; }
 .error { color: #a40e26; }
 .warning { color: #7d4e00; }
 .note { color: #59636e; }
@@ -67,7 +67,7 @@ def page(report: ValidationReport, **how: bool) -> str:
 def _norm(norm: NormReport) -> str:
     facts = {
         "where": norm.scope,
-        "form": f"{norm.formula}, {norm.form}",
+        "form": f"{formula(norm)}, {norm.form}",
         "near miss": norm.near_miss,
         "axes": "all" if norm.axes is None else ", ".join(map(str, norm.axes)),
         "eps": f"{norm.eps:.9g} ({norm.eps_dtype})",

@@ -48,6 +48,8 @@ class JudgedRows:
         Elements in a row.
     largest : ndarray
         max|x| of each row.
+    mean : ndarray
+        |mean| of each row.
     variance : ndarray
         Centred variance of each row; for RMS norms the mean square.
     eps : float
@@ -61,6 +63,7 @@ class JudgedRows:
 
     n: int
     largest: np.ndarray
+    mean: np.ndarray
     variance: np.ndarray
     eps: float
     claim: np.ndarray
@@ -150,7 +153,7 @@ class Oracle:
         xhat = done.xhat * norm.shrink
         scaled = xhat if scale is None else xhat * norm.formula.broadcast_parameter(scale, x)
         claim = scaled if bias is None else scaled + norm.formula.broadcast_parameter(bias, x)
-        return JudgedRows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
+        return JudgedRows(done.n, done.largest, done.mean, done.variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
         """G against C. Above a ratio of 1 the file computes another function: float64 and a stored 1/n round less."""

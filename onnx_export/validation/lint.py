@@ -12,19 +12,21 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from cnorm.text import quoted
 from onnx_export import ort
 from onnx_export.nodes import model_nodes
 from onnx_export.operators import LAYER, RMS, operator_of
 from onnx_export.validation import traps
-from onnx_export.validation.graph import attribute, op, opset_versions, scopes, unit_roundoff
+from onnx_export.validation.graph import attribute, op, opset_versions, scopes, unit_roundoff, used
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm
-from onnx_export.validation.report import Finding
+from onnx_export.validation.report import Finding, many
 from onnx_export.validation.values import Values, varying
 
 # Operators named norms that are no layer norms; the first two are looked into where their inputs are computed.
 _OTHER_NORMS = frozenset({"BatchNormalization", "LpNormalization", "MeanVarianceNormalization", "LRN"})
 _NORM_NAME = re.compile(r"norm(ali[sz](ation|e))?$", re.IGNORECASE)
+_STATISTICS = {"Sqrt": "root", "ReduceL2": "root", "ReduceMean": "mean"}
 LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
 
 
@@ -85,17 +87,36 @@ def _shared_scales(norms: list[Norm]) -> Iterator[Finding]:
 
 
 def lint_unclaimed(model: onnx.ModelProto, norms: list[Norm]) -> Iterator[Finding]:
-    """A note on square roots and means that are part of no recognised norm: some may be norms that were not found."""
+    """A note on square roots and means that are part of no recognised norm: some may be norms that were not found.
+
+    Roots of sizes, by which attention is scaled, do not count, nor means alone, which are poolings, beside norms.
+    """
     claimed = {id(node) for norm in norms for node in norm.nodes}
-    kinds = Counter(op(node) for scope in scopes(model) for node in scope.nodes if id(node) not in claimed)
-    roots, means = kinds["Sqrt"] + kinds["ReduceL2"], kinds["ReduceMean"]
-    if roots or means:
-        message = f"{roots} square roots and {means} means belong to no norm that was recognised"
-        yield Finding("note", "unclaimed", message)
+    counts = Counter()
+    for scope in scopes(model):
+        values = Values(scope)
+        for node in scope.nodes:
+            what = _STATISTICS.get(op(node), "") if id(node) not in claimed else ""
+            counts[what] += bool(what) and not values.counted(node.input[0])
+    found = [many(counts[what], what) for what in ("root", "mean") if counts[what]]
+    if counts["root"] or (found and not norms):
+        verb = "belongs" if counts.total() == 1 else "belong"
+        yield Finding("note", "unclaimed", f"{' and '.join(found)} {verb} to none" + " of the norms" * bool(norms))
+
+
+def lint_inputs(model: onnx.ModelProto) -> Iterator[Finding]:
+    """A warning for each input of the model that no node reads."""
+    graph = model.graph
+    read = {name for node in graph.node for name in used(node)} | {value.name for value in graph.output}
+    read |= {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name not in read:
+            yield Finding("warning", "unused-input", f"no node reads the input {quoted(value.name)}")
 
 
 def lint_model(model: onnx.ModelProto) -> Iterator[Finding]:
     """Findings about the file as a whole."""
+    yield from lint_inputs(model)
     opset = opset_versions(model).get("", 0)
     if opset and not ort.loads(opset, 8):
         yield Finding("warning", "opset", f"opset {opset} is newer than the installed onnxruntime takes")
@@ -194,9 +215,10 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
 
 
 def _scale_axis(norm: Norm, finding) -> Iterator[Finding]:
-    """A note on a constant that multiplies the result and varies along other axes than the normalised ones only.
+    """A constant that multiplies the result and varies along other axes than the normalised ones only.
 
-    Not an error: gains for each channel or head are such constants.
+    A note where these come before the normalised ones: gains for each channel or head are such constants. Else a
+    warning: the norm is over the wrong axis.
     """
     shape = norm.scope.shape(norm.x)
     if norm.operator or norm.axes is None or shape is None:
@@ -205,7 +227,7 @@ def _scale_axis(norm: Norm, finding) -> Iterator[Finding]:
     axes = set() if value is None or value.ndim > len(shape) else varying(value, len(shape))
     if axes and axes.isdisjoint(norm.axes):
         message = f"its mean is over axes {list(norm.axes)}, but its scale varies along {sorted(axes)}"
-        yield finding("note", "scale-axis", message)
+        yield finding("warning" if max(axes) > min(norm.axes) else "note", "scale-axis", message)
 
 
 def _multiplier(norm: Norm) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cnorm.text import clip
-from onnx_export.validation.report import Finding, ValidationReport
+from onnx_export.validation.report import RECURRENCE, Finding, ValidationReport
 
 LOCK_SCHEMA = 2
 _FIELDS = ("formula", "variance", "eps", "eps_dtype", "near_miss", "normal")
@@ -29,6 +29,7 @@ def value_hash(value: np.ndarray | None) -> str:
     return hashlib.sha256(str(flat.shape).encode() + np.ascontiguousarray(flat).tobytes()).hexdigest()[:16]
 
 
+_WEIGHTS = {"W": "input weights (W)", "R": "recurrent weights (R)", "B": "biases (B)", "P": "peepholes (P)"}
 Facts = dict[str, list[dict[str, Any]]]
 
 
@@ -37,7 +38,9 @@ def facts(report: ValidationReport) -> Facts:
     return {
         "norms": [{"name": norm.name} | {name: getattr(norm, name) for name in _FIELDS} for norm in report.norms],
         "cells": [
-            {"name": cell.name, "kind": cell.kind, "facts": cell.facts, "hashes": cell.hashes} for cell in report.cells
+            {"name": cell.name, "kind": cell.kind, "facts": cell.facts, "hashes": cell.hashes}
+            for cell in report.cells
+            if cell.kind != RECURRENCE
         ],
     }
 
@@ -58,18 +61,16 @@ def read_lock(text: str) -> Facts:
     try:
         data = json.loads(text)
         norms = [_read_norm(each) for each in data["norms"]]
-        found = {"norms": norms}
-        if "cells" in data:
-            found["cells"] = [
-                {
-                    "name": str(e["name"]),
-                    "kind": str(e["kind"]),
-                    "facts": _texts(e["facts"]),
-                    "hashes": _texts(e["hashes"]),
-                }
-                for e in data["cells"]
-            ]
-        return found
+        cells = [
+            {
+                "name": str(e["name"]),
+                "kind": str(e["kind"]),
+                "facts": _texts(e["facts"]),
+                "hashes": _texts(e["hashes"]),
+            }
+            for e in data["cells"]
+        ]
+        return {"norms": norms, "cells": cells}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("not a lock file or a report of this version of cnorm; --lock writes one") from None
 
@@ -99,8 +100,7 @@ def _texts(given: dict[str, Any]) -> dict[str, str]:
 def compare(found: Facts, reference: Facts) -> Iterator[Finding]:
     """A finding for each norm and recurrent node that is missing, extra or different from the reference."""
     yield from _compare_norms(found["norms"], reference["norms"])
-    if "cells" in reference:  # absent from lock files of cnorm before they were added
-        yield from _compare_cells(found["cells"], reference["cells"])
+    yield from _compare_cells(found["cells"], reference["cells"])
 
 
 def _compare_cells(cells: list[dict[str, Any]], reference: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -109,7 +109,8 @@ def _compare_cells(cells: list[dict[str, Any]], reference: list[dict[str, Any]])
         message = f"{len(cells)} recurrent nodes, the reference has {len(reference)}"
         yield Finding("error", "like-count", message)
     for new, old in zip(cells, reference, strict=False):
-        changes = [] if new["kind"] == old["kind"] else [_change("kind", old["kind"], new["kind"])]
+        one_kind = new["kind"].endswith(old["kind"]) or old["kind"].endswith(new["kind"])  # but for its quantisation
+        changes = [] if one_kind else [_change("kind", old["kind"], new["kind"])]
         for name in dict.fromkeys([*old["facts"], *new["facts"]]):
             was, now = old["facts"].get(name, "none"), new["facts"].get(name, "none")
             changes += [] if was == now else [_change(name.replace("_", " "), was, now)]
@@ -117,7 +118,7 @@ def _compare_cells(cells: list[dict[str, Any]], reference: list[dict[str, Any]])
         moved = {name: _moved(old["hashes"][name], new["hashes"].get(name, "")) for name in weights}
         orders = list(dict.fromkeys(filter(None, moved.values())))
         changes += [f"its gates are those of the reference in the order {orders[0]}"] if orders else []
-        changes += [f"other {name}" for name in weights if not moved[name]]
+        changes += [f"other {_WEIGHTS[name]} than the reference" for name in weights if not moved[name]]
         if changes:
             yield Finding("error", "like-differs", "; ".join(changes), new["name"])
 

@@ -13,6 +13,7 @@ from onnx_export.validation.contractions import WEIGHTED, weighted_sum
 from onnx_export.validation.evaluated import evaluated_mean
 from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
+from onnx_export.validation.other_means import other_mean
 from onnx_export.validation.statistic import Centred, Mean, Variance, before_unsqueeze, miscounted
 from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, RESHAPERS, SAME, Values, unit_of
 
@@ -263,6 +264,9 @@ class Moments:
             x, casts = self.values.strip(kept)
             found = evaluated_mean(self.values, x, subtracted, -plus * minus)
             if found is None:
+                unlike = other_mean(self.values, x, subtracted, -plus * minus)
+                if unlike is not None:
+                    return Centred(x, unlike, (*casts, *unlike.nodes, node), negative=plus < 0)
                 continue
             mean = found.mean
             if found.factor != 1:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from onnx_export.nodes import model_nodes
-from onnx_export.operators import Formula, Operator
+from onnx_export.operators import RMS, Formula, Operator
 from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_key
+from onnx_export.validation.values import ancestors
 
 _LONGEST_NAME = 250
 _FEWEST_STEPS = 3  # two norms that share a scale may be a mistake
@@ -125,6 +126,14 @@ class Norm:
     def quantised(self) -> bool:
         """Whether integers lie between its input and its result, so that float64 has nothing to compare with."""
         return not self.operator and any(node.op_type == "QuantizeLinear" for node in self.nodes)
+
+    @property
+    def of(self) -> str:
+        """What an RMS norm is of where that is a difference, lest it is taken for a layer norm; else empty."""
+        node = self.scope.producer(self.x) if self.formula is RMS else None
+        if node is None or node.op_type != "Sub" or self.scope.constant(node.input[1]) is not None:
+            return ""
+        return "x - f(x)" if node.input[0] in ancestors(self.scope, node.input[1]) else ""
 
     @property
     def form(self) -> str:

@@ -1,5 +1,7 @@
 """LSTM, GRU and RNN nodes of a file: what they are, findings that need no run, and verdicts by step against float64.
 
+Recurrent operators of other domains, such as the DynamicQuantizeLSTM of com.microsoft, are described and not judged.
+
 Normalised recurrences are chaotic and long ones drift, so each step is judged by itself: it starts from the state of
 the float64 trajectory, rounded to the type of the node, and may be off by the bound of `onnx_export.recurrent`. Whole
 runs are compared as well, for directions, lengths and initial states. There rounding may move the result by 4 times
@@ -8,6 +10,7 @@ what it moves the float64 run by, if every state of it is changed at random with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,24 +21,24 @@ from onnx import helper, numpy_helper
 from cnorm.text import clip
 from onnx_export import ort, recurrent
 from onnx_export.recurrent import Cell, State
-from onnx_export.validation.graph import Scope, op, scopes, unit_roundoff
+from onnx_export.validation.graph import Scope, scopes, unit_roundoff
 from onnx_export.validation.lock import value_hash
-from onnx_export.validation.report import CellReport
+from onnx_export.validation.report import NOT_JUDGED, CellReport
 from onnx_export.validation.taps import Tap, expose
+from onnx_export.validation.values import stored
 
 _BROKEN = 100.0  # as `verdict.BROKEN`
 _MOST_STEPS, _MOST_ROWS, _MOST_CALLS = 256, 8, 4
 _MOST_JUDGED = 64  # steps of a direction that are judged by themselves
 _DRAWS, _MARGIN = 3, 4.0  # as in `outputs`
 _LEVELS = ("off", "basic", "all")
-_MOST_MOVES = 16
-MOVING = frozenset({"Identity", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Cast", "Flatten"})
 SLOTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_FOREIGN = re.compile("(LSTM|GRU|RNN)$")
 
 
 @dataclass(eq=False)
 class Recurrent:
-    """One LSTM, GRU or RNN node.
+    """One LSTM, GRU or RNN node, or one of another domain that is named like these.
 
     Attributes
     ----------
@@ -52,6 +55,11 @@ class Recurrent:
     cell: Cell | None
     problem: str = ""
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is of another domain than ONNX's own, so that it is not judged."""
+        return not recurrent.is_recurrent(self.node)
+
     def input(self, slot: str) -> str:
         """The name of an input, empty for none."""
         place = SLOTS.index(slot)
@@ -64,31 +72,41 @@ class Recurrent:
 
 
 def find(model: onnx.ModelProto, weights: dict[str, np.ndarray] | None = None) -> list[Recurrent]:
-    """All LSTM, GRU and RNN nodes of a model."""
+    """All LSTM, GRU and RNN nodes of a model, and those of other domains."""
+    local = {(function.domain, function.name) for function in model.functions}
     found = []
     for scope in scopes(model, weights):
-        for node in filter(recurrent.is_recurrent, scope.nodes):
-            name = clip(node.name or node.output[0] or next(filter(None, node.output), node.op_type), 250)
+        own = filter(recurrent.is_recurrent, scope.nodes)
+        others = [n for n in scope.graph.node if n.domain not in ("", "ai.onnx") and _FOREIGN.search(n.op_type)]
+        for node in (*own, *(each for each in others if (each.domain, each.op_type) not in local)):
+            name = clip(node.name or next(filter(None, node.output), node.op_type), 250)
+            kind = _FOREIGN.search(node.op_type)[0]
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             try:
-                found.append(Recurrent(scope, node, name, Cell.of(node)))
+                found.append(Recurrent(scope, node, name, Cell.from_attributes(kind, attributes)))
             except (ValueError, TypeError) as error:
                 found.append(Recurrent(scope, node, name, None, clip(str(error), 200)))
     return found
 
 
 def describe(each: Recurrent) -> CellReport:
-    """The report of a node that is not judged yet."""
+    """The report of a node that is not judged yet, or never will be."""
     w, r = each.scope.shape(each.input("W")), each.scope.shape(each.input("R"))
-    return CellReport(
+    size = 1 if each.foreign else 2  # the quantised operators of onnxruntime have their weights transposed
+    report = CellReport(
         name=each.name,
         scope=clip(each.scope.label),
         kind=each.node.op_type,
         facts=facts(each),
-        inputs=w[2] if w and len(w) == 3 else None,
-        units=r[2] if r and len(r) == 3 else None,
+        inputs=w[size] if w and len(w) == 3 else None,
+        units=r[size] if r and len(r) == 3 else None,
         detail=each.problem,
         hashes={slot: _gate_hashes(each, slot) for slot in ("W", "R", "B", "P")},
     )
+    if each.foreign:
+        domain = clip(each.node.domain, 80)
+        report.verdict, report.detail = NOT_JUDGED, f"what the operators of {domain} compute is not judged"
+    return report
 
 
 def _gate_hashes(each: Recurrent, slot: str) -> str:
@@ -98,7 +116,7 @@ def _gate_hashes(each: Recurrent, slot: str) -> str:
     product, whose halves act apart.
     """
     value, cell = each.constant(slot), each.cell
-    if value is None or cell is None:
+    if value is None or cell is None or each.foreign:
         return "computed" if each.input(slot) else ""
     gates = recurrent.GATES[cell.kind] * (2 if slot == "B" else 1) if slot != "P" else 3
     if value.ndim < 2 or value.shape[1] % gates:
@@ -151,24 +169,6 @@ def _source(each: Recurrent, slot: str) -> str:
     return "zeros" if slot != "sequence_lens" and not value.any() else "constant"
 
 
-def stored(scope: Scope, name: str) -> np.ndarray | None:
-    """The constant that a value repeats or moves, whatever its shape; None if there is none."""
-    for _ in range(_MOST_MOVES):
-        value = scope.constant(name)
-        node = None if value is not None else scope.producer(name)
-        if node is None:
-            return value
-        if op(node) == "ConstantOfShape":
-            return next((numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"), np.zeros(1))
-        if op(node) not in MOVING | {"Expand", "Tile", "Slice", "Concat"} or not node.input:
-            return None
-        if op(node) == "Concat":
-            parts = [stored(scope, each) for each in node.input[:_MOST_MOVES]]
-            return None if any(part is None for part in parts) else np.concatenate([np.ravel(part) for part in parts])
-        name = node.input[0]
-    return None
-
-
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -178,7 +178,7 @@ def values_of(run, found: Sequence[Recurrent]) -> list[list[dict[str, np.ndarray
 
     taps: dict[tuple[int, str], Tap] = {}
     for index, each in enumerate(found):
-        for slot in SLOTS:
+        for slot in () if each.foreign else SLOTS:
             name = each.input(slot)
             if name and each.constant(slot) is None:
                 taps[index, slot] = Tap(each.scope, name, copied=True)
@@ -319,6 +319,8 @@ class Judge:
 
 def judge(model: onnx.ModelProto, each: Recurrent, report: CellReport, calls, seed: int) -> None:
     """Set the verdict on a node from the inputs of some calls of it (`values_of`)."""
+    if each.foreign:
+        return
     calls = [values for values in calls if "X" in values and values["X"].size]
     if each.cell is None or not calls:
         report.detail = report.detail or "no step reached it: a branch not taken, a loop not entered, an empty input"

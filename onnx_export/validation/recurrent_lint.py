@@ -1,4 +1,4 @@
-"""Findings about LSTM, GRU and RNN nodes: a reset gate in the wrong place, a state that is lost, a frozen length."""
+"""Findings about recurrent nodes: a reset gate in the wrong place, a state lost or given twice, a frozen length."""
 
 from __future__ import annotations
 
@@ -9,34 +9,68 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from cnorm.text import clip, quoted
 from onnx_export.validation import outputs
 from onnx_export.validation.graph import Scope, attribute, op
-from onnx_export.validation.recurrent import MOVING, Recurrent, stored
+from onnx_export.validation.recurrent import SLOTS, Recurrent
 from onnx_export.validation.report import Finding
+from onnx_export.validation.values import MOVING, stored
 
 # Producers that train GRUs with the reset gate behind the product; keras with reset_after=False has no recurrent bias.
 _RESET_AFTER = ("pytorch", "tf2onnx", "keras2onnx", "onnxmltools", "paddlepaddle", "paddle2onnx", "mxnet")
 _CARRYING = MOVING | {"Concat", "Slice", "Gather", "Split", "Expand"}  # a state may leave among other values
-_MOST_NODES = 1000
+_MOST_NODES, _MOST_MOVES = 1000, 16
 
 
-def lint(each: Recurrent) -> Iterator[Finding]:
+def lint(found: Sequence[Recurrent]) -> Iterator[Finding]:
     """Findings that need no run."""
-    if each.cell is None:
-        yield Finding("error", "unread", each.problem, each.name)
-        return
-    yield from _not_finite(each)
-    yield from _stateless(each)
-    yield from _frozen(each)
+    for each in found:
+        yield from _not_finite(each)
+        if each.cell is not None:
+            yield from _stateless(each)
+            yield from _frozen(each)
+        elif not each.foreign:
+            yield Finding("error", "unread", each.problem, each.name)
+    yield from _shared_states(found)
 
 
 def _not_finite(each: Recurrent) -> Iterator[Finding]:
-    for slot in ("W", "R", "B", "P", "initial_h", "initial_c"):
-        value = each.constant(slot)
+    for place, name in enumerate(each.node.input):
+        value = each.scope.constant(name) if name else None
         bad = 0 if value is None or value.dtype.kind != "f" else int(np.sum(~np.isfinite(value)))
         if bad:
+            slot = SLOTS[place] if place < len(SLOTS) else clip(name, 80)
             message = f"{slot} holds NaN or Inf, {bad} of {value.size} values"
             yield Finding("error", "weights-nan", message, each.name)
+
+
+def _shared_states(found: Sequence[Recurrent]) -> Iterator[Finding]:
+    """One value from which two states of a node begin, or one input of the model from which two nodes do."""
+    first: dict[tuple, str] = {}
+    for each in found:
+        sources = {slot: _state(each, slot) for slot in ("initial_h", "initial_c")}
+        if sources["initial_h"] and sources["initial_h"] == sources["initial_c"]:
+            message = f"initial_h and initial_c are the same value, {quoted(sources['initial_h'])}"
+            yield Finding("warning", "shared-state", message, each.name)
+            del sources["initial_c"]
+        for slot, source in sources.items():
+            other = first.setdefault((each.scope.path, source), each.name) if each.scope.is_input(source) else each.name
+            if other != each.name:
+                message = f"{slot} is the input {quoted(source)}, from which {clip(other, 80)} begins, too"
+                yield Finding("warning", "shared-state", message, each.name)
+
+
+def _state(each: Recurrent, slot: str) -> str:
+    """The value that an initial state is, before changes of shape and type; empty for none and for a stored one."""
+    name = each.input(slot) if slot != "initial_c" or (each.cell and each.cell.kind == "LSTM") else ""
+    if not name or stored(each.scope, name) is not None:
+        return ""
+    for _ in range(_MOST_MOVES):
+        node = each.scope.producer(name)
+        if node is None or op(node) not in MOVING:
+            break
+        name = node.input[0]
+    return name
 
 
 def _steps(each: Recurrent) -> int | None:
@@ -49,7 +83,7 @@ def _stateless(each: Recurrent) -> Iterator[Finding]:
     """A step whose state is stored, not given, and which no output returns."""
     if _steps(each) != 1 or each.scope.path or each.scope.is_function:
         return
-    states = {"initial_h": "h"} | ({"initial_c": "c"} if each.node.op_type == "LSTM" else {})
+    states = {"initial_h": "h"} | ({"initial_c": "c"} if each.cell.kind == "LSTM" else {})
     fixed = [
         state
         for slot, state in states.items()
@@ -140,7 +174,7 @@ def suspects(found: Sequence[Recurrent], calls: Sequence[Sequence[dict[str, np.n
     """
     result = []
     for each, values in zip(found, calls, strict=True):
-        if each.cell is None or each.cell.kind != "GRU" or each.cell.linear_before_reset:
+        if each.foreign or each.cell is None or each.cell.kind != "GRU" or each.cell.linear_before_reset:
             continue
         bias = each.constant("B")
         bias = values[0].get("B") if bias is None and values else bias

@@ -8,9 +8,12 @@ from io import StringIO
 from typing import Any
 
 SCHEMA = 1
-VERDICTS = ("ok", "near miss", "risky", "inaccurate", "wrong", "not exercised")
+NOT_JUDGED = "not judged"
+VERDICTS = ("ok", "near miss", "risky", "inaccurate", "wrong", "not exercised", NOT_JUDGED)
 # The verdicts that are findings, too, and their levels
-VERDICT_LEVELS = {"wrong": "error", "inaccurate": "error", "risky": "warning", "not exercised": "note"}
+VERDICT_LEVELS = {"wrong": "error", "inaccurate": "error", "risky": "warning"}
+VERDICT_LEVELS |= {"not exercised": "note", NOT_JUDGED: "note"}
+RECURRENCE = "recurrence"  # the kind of one that no operator names
 SOUND, UNSOUND, CANNOT, REFUSED = 0, 1, 2, 3
 MOST_RATIO = 1e12  # largest error / bound in a plot, in place of larger values and infinity
 
@@ -58,6 +61,8 @@ class NormReport:
         (conditioning, error / bound, origin) of tapped and stress rows, for the plot.
     scale_hash, bias_hash : str
         Hashes of the stored values; "computed" if the graph computes them, empty if there are none.
+    of : str
+        "x - f(x)" for an RMS norm of such a difference, else empty.
     normal : dict
         What `lock.compare` compares (`normal.normal_form`).
     """
@@ -85,23 +90,26 @@ class NormReport:
     points: list[list[Any]] = field(default_factory=list, repr=False)
     scale_hash: str = ""
     bias_hash: str = ""
+    of: str = ""
     normal: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass
 class CellReport:
-    """One LSTM, GRU or RNN node and its verdict.
+    """One recurrent node and its verdict, or a recurrence that no operator names.
 
     Attributes
     ----------
     name, scope : str
-    kind : {"LSTM", "GRU", "RNN"}
+    kind : str
+        "LSTM", "GRU" or "RNN"; or, never judged, an operator of another domain such as "DynamicQuantizeLSTM", or
+        "recurrence".
     facts : dict of str to str
         Its attributes and the sources of its states and lengths, in a normal form without defaults.
     inputs, units : int or None
         Length of x and of h, None where the file does not say.
     verdict, blame, detail, error, bound
-        As of a `NormReport`; the error is that of a step, or of a whole run.
+        As of a `NormReport`, and "not judged"; the error is that of a step, or of a whole run.
     hashes : dict of str to str
         Of W, R and P, and of the bias as it acts: "computed" if the graph computes them, empty if there are none.
     """
@@ -140,7 +148,7 @@ class ValidationReport:
     external_data : list of str
         Paths of the external data files that the model names, whether they were read or not.
     cells : list of CellReport
-        The LSTM, GRU and RNN nodes.
+        The recurrent nodes, and recurrences that no operator names.
     """
 
     path: str
@@ -157,6 +165,16 @@ class ValidationReport:
     def judged(self) -> list[NormReport | CellReport]:
         """Everything that has a verdict."""
         return [*self.norms, *self.cells]
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether something was recognised that is never judged."""
+        return any(each.verdict == NOT_JUDGED for each in self.judged)
+
+    @property
+    def compared(self) -> bool:
+        """Whether the outputs of the whole model are those of a framework."""
+        return any(finding.code == "outputs-agree" for finding in self.findings)
 
     def settle(self) -> None:
         """Give near misses that the runtime computes accurately their final verdict."""
@@ -192,7 +210,7 @@ class ValidationReport:
         if any(counts[level] for level in failing_levels(strict=strict)):
             return UNSOUND
         judged = [each for each in self.judged if each.verdict != "not exercised"]
-        unseen = strict and len(judged) < len(self.judged)
+        unseen = (strict and len(judged) < len(self.judged)) or (self.unjudged and not self.compared)
         norms = [norm for norm in self.norms if norm.verdict != "not exercised"]
         if self.problem or unseen or (require_norm and all(norm.near_miss for norm in norms)):
             return CANNOT
@@ -206,32 +224,42 @@ class ValidationReport:
 
     def summary(self) -> str:
         """What was found, and the verdicts on it, in one sentence."""
+        if not self.judged:
+            unclaimed = [finding.message for finding in self.findings if finding.code == "unclaimed"]
+            text = "; ".join(["no norm or recurrent operator was recognised", *unclaimed])
+            return text if self.compared else "nothing was checked" + f": {text}" * (not self.problem)
         norms = [n for n in self.norms if not n.near_miss]
-        if not self.judged and not self.problem:
-            return "no layer norm in this file"
         near = len(self.norms) - len(norms)
-        things = [_many(len(norms), "layer norm")] if norms or not self.judged else []
-        things += [_many(near, "near miss", "es")] if near else []
+        things = [many(len(norms), "layer norm")] if norms else []
+        things += [many(near, "near miss", "es")] if near else []
         kinds = [cell.kind for cell in self.cells]
-        things += [_many(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
+        things += [many(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
         counts = {verdict: sum(each.verdict == verdict for each in self.judged) for verdict in VERDICTS}
-        parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+        parts = [f"{count} {verdict}" for verdict, count in counts.items() if count and verdict != "near miss"]
         text = " and ".join(filter(None, [", ".join(things[:-1]), things[-1]]))
         return f"{text}: {', '.join(parts)}" if parts else text
 
     def conclusion(self, *, strict: bool = False, require_norm: bool = False) -> str:
         """The outcome and the reason of the exit code, and the summary, in one line."""
         code, counts = self.exit_code(strict=strict, require_norm=require_norm), self.levels()
-        found = ", ".join(_many(counts[level], level) for level in ("error", "warning") if counts[level])
+        found = ", ".join(many(counts[level], level) for level in ("error", "warning") if counts[level])
         lacking = require_norm and all(norm.near_miss for norm in self.norms)
-        reason = self.problem or ("no layer norm was found" if lacking and self.judged else "")
-        reason = reason or ("not everything was exercised" if self.judged else "no norm was judged")
+        why = {
+            "": not self.judged,  # the summary says it
+            "no layer norm was found": lacking,
+            "not everything was judged": self.unjudged,
+        }
+        reason = self.problem or next((text for text, holds in why.items() if holds), "not everything was exercised")
+        agree = "the outputs are those of --outputs" if self.compared else ""
+        summary = "" if self.problem and not self.judged else self.summary()
         outcome, reasons = {
-            SOUND: ("passed", [self.summary(), found]),
-            UNSOUND: ("failed", [found, self.summary()]),
-            CANNOT: ("cannot validate", [reason, found, self.summary() if self.judged else ""]),
+            SOUND: ("passed", [agree, summary, found]),
+            UNSOUND: ("failed", [found, summary]),
+            CANNOT: ("cannot validate", [reason, found, summary]),
             REFUSED: ("refused", [self.problem]),
         }[code]
+        if code == SOUND and not self.judged and not self.compared:
+            return "; ".join(filter(None, [summary, found]))
         return f"{outcome}: {'; '.join(filter(None, reasons))}"
 
     @classmethod
@@ -254,7 +282,8 @@ def failing_levels(*, strict: bool = False, **_: bool) -> tuple[str, ...]:
     return ("error", "warning") if strict else ("error",)
 
 
-def _many(count: int, what: str, plural: str = "s") -> str:
+def many(count: int, what: str, plural: str = "s") -> str:
+    """A number and what it counts, in the plural for other numbers than 1."""
     return f"{count} {what}{plural * (count != 1)}"
 
 

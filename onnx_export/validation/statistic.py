@@ -28,6 +28,8 @@ class Mean:
         Whether it is a sum times a stored 1/n.
     miscount : NearMiss
         Set if the sum is divided by a count other than n.
+    unlike : NearMiss
+        Set if it is something else that behaves like a mean (`other_means`).
     """
 
     source: str
@@ -39,10 +41,13 @@ class Mean:
     reshaped: bool = False
     stored_reciprocal: bool = False
     miscount: NearMiss = NONE
+    unlike: NearMiss = NONE
 
     @property
     def misbroadcast(self) -> NearMiss:
-        """Set if the mean, without its reduced axes, broadcasts wrongly against its source."""
+        """Set if the mean, without its reduced axes, broadcasts wrongly against its source, or is none."""
+        if self.unlike.reason:
+            return self.unlike
         leading = self.axes is None or self.axes == tuple(range(len(self.axes)))
         return NONE if self.keepdims or self.reshaped or leading else _KEEPDIMS
 

@@ -13,7 +13,7 @@ from onnx_export.validation.judge import JudgedRows
 from onnx_export.validation.norm import Norm
 
 # The measure by which a family of rows is hard; `reached` compares the rows of the run by the same measure.
-CONDITIONING, MAGNITUDE, SMALLEST_STD = "conditioning", "magnitude", "smallest std"
+CONDITIONING, MAGNITUDE, SMALLEST_STD, OFFSET = "conditioning", "magnitude", "smallest std", "offset"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class HardRows:
     family : str
         Name for reports, such as "large mean".
     hard_by : str
-        CONDITIONING (max|x| / sqrt(var + eps)), MAGNITUDE (max|x|) or SMALLEST_STD (of the rows).
+        CONDITIONING (max|x| / sqrt(var + eps)), MAGNITUDE (max|x|), SMALLEST_STD (of the rows), or OFFSET
+        (|mean| / sqrt(var + eps)).
     rows : ndarray [rows, n]
     """
 
@@ -64,8 +65,8 @@ def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iter
         yield case("large mean", CONDITIONING, mean + noise)
     for level in (0.0, 1.0, -3.5, 1e4):
         yield case("constant rows", CONDITIONING, np.full((rows, n), level))
-    for level in (0.0, 1.0):
-        yield case("near-constant rows", SMALLEST_STD, level + np.sqrt(max(eps, 1e-12)) * noise)
+    for level, measure in ((0.0, SMALLEST_STD), (1.0, OFFSET)):
+        yield case("near-constant rows", measure, level + np.sqrt(max(eps, 1e-12)) * noise)
     for scale in tiny_scales:
         yield case("tiny values", SMALLEST_STD, scale * noise)
     for scale in huge_scales:
@@ -85,18 +86,24 @@ def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iter
 
 
 def hardness(rows: Iterable[JudgedRows]) -> dict[str, float]:
-    """The hardest value among these rows of each measure: conditioning, magnitude, smallest standard deviation."""
+    """The hardest value among these rows of each measure."""
     rows = list(rows)
     with np.errstate(all="ignore"):
         return {
             CONDITIONING: max(float(np.nanmax(r.conditioning, initial=0.0)) for r in rows),
             MAGNITUDE: max(float(np.nanmax(r.largest, initial=0.0)) for r in rows),
+            OFFSET: max(float(np.nanmax(r.mean / np.sqrt(r.variance + r.eps), initial=0.0)) for r in rows),
             SMALLEST_STD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
         }
 
 
 def reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:
-    """Whether the rows of the run are, by the measure `hard_by`, within a factor of ten of the failing ones."""
+    """Whether the rows of the run are, by the measure `hard_by`, within a factor of ten of the failing ones.
+
+    The error of E[x^2] - E[x]^2 grows with the square of the offset, so that its factor is the root of ten.
+    """
+    if hard_by == OFFSET:
+        return seen[hard_by] >= failing[hard_by] / 10**0.5
     if hard_by == SMALLEST_STD:
         return seen[hard_by] <= 10 * failing[hard_by]
     return seen[hard_by] >= failing[hard_by] / 10

@@ -14,11 +14,13 @@ from onnx_export.validation.graph import Scope, attribute, op, unit_roundoff
 SAME = frozenset({"Identity", "Cast", "CastLike"})
 QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})  # passed as a pair
 RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Tile"})
+MOVING = frozenset({"Identity", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Cast", "Flatten"})
 PASSED = SAME | RESHAPERS | QUANTISERS  # between a statistic and its use
 SUMS = frozenset({"Add", "Sub", "Sum"})
 REDUCED_SUMS = ("ReduceSum", "ReduceSumSquare", "Einsum")
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 _FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+_MOST_MOVES = 16
 _LONGEST_PATH = 64
 _LONGEST_CHAIN = 48
 
@@ -279,6 +281,26 @@ class Values:
         return value.ndim <= len(shape) and varying(value, len(shape)) <= set(self.axes(axes, x))
 
 
+def ancestors(scope: Scope, name: str, most: int = 64) -> list[str]:
+    """The values from which one is computed, nearest first, up to a limit."""
+    reached, seen = [name], {name}
+    for current in reached:
+        node = scope.producer(current)
+        for each in node.input if node is not None and len(reached) < most else ():
+            if each and each not in seen and scope.constant(each) is None:
+                seen.add(each)
+                reached.append(each)
+    return reached[1:]
+
+
+def fits(value: np.ndarray, shape: tuple[int | None, ...] | None) -> bool:
+    """Whether a constant may multiply values of this shape without making them larger."""
+    if shape is None:
+        return value.size == 1 or value.ndim == 1
+    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+    return value.ndim <= len(shape) and all(own == 1 or size in (None, own) for own, size in pairs)
+
+
 def varying(value: np.ndarray, rank: int) -> set[int]:
     """The axes of x, of this rank, along which a scale or bias varies."""
     return {rank - value.ndim + index for index, size in enumerate(value.shape) if size != 1}
@@ -295,3 +317,21 @@ def unit_of(stored: np.ndarray) -> float:
     exact = value.is_integer() or abs(np.frexp(value)[0]) == 0.5
     with np.errstate(over="ignore"):
         return unit if exact or float(np.float16(value)) != value else 2.0**-11
+
+
+def stored(scope: Scope, name: str) -> np.ndarray | None:
+    """The constant that a value repeats or moves, whatever its shape; None if there is none."""
+    for _ in range(_MOST_MOVES):
+        value = scope.constant(name)
+        node = None if value is not None else scope.producer(name)
+        if node is None:
+            return value
+        if op(node) == "ConstantOfShape":
+            return next((numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"), np.zeros(1))
+        if op(node) not in MOVING | {"Expand", "Tile", "Slice", "Concat"} or not node.input:
+            return None
+        if op(node) == "Concat":
+            parts = [stored(scope, each) for each in node.input[:_MOST_MOVES]]
+            return None if any(part is None for part in parts) else np.concatenate([np.ravel(part) for part in parts])
+        name = node.input[0]
+    return None

@@ -60,13 +60,12 @@ static cnorm_status read_head(const void *file, ptrdiff_t file_bytes, packed_hea
     if (file_bytes < (ptrdiff_t)sizeof *head) return CNORM_ERROR_FORMAT;
     memcpy(head, file, sizeof *head);
     if (memcmp(head->magic, packed_magic, sizeof packed_magic) != 0) return CNORM_ERROR_FORMAT;
-    if (head->order != PACKED_ORDER || head->version < 1 || head->version > PACKED_VERSION) return CNORM_ERROR_FORMAT;
+    if (head->order != PACKED_ORDER || head->version != PACKED_VERSION) return CNORM_ERROR_FORMAT;
     if (head->bytes != (uint64_t)file_bytes || head->data > head->bytes || head->data % CNORM_ALIGN)
         return CNORM_ERROR_DAMAGED;
     if (head->layers < 1 || head->layers > PACKED_LAYERS || head->networks < 1 || head->networks > head->layers)
         return CNORM_ERROR_DAMAGED;
     if (packed_table_bytes(head) + head->configuration_bytes > head->data) return CNORM_ERROR_DAMAGED;
-    if (head->version == 1 && head->record_bytes) return CNORM_ERROR_DAMAGED;
     return head->zero[0] || head->zero[1] ? CNORM_ERROR_DAMAGED : CNORM_OK;
 }
 
@@ -202,17 +201,11 @@ static cnorm_status read_record(packed_file *file, const unsigned char *at, uint
     return CNORM_OK;
 }
 
-/* The next layer of the file, of either version. */
+/* The next layer of the file. */
 static cnorm_status read_layer(packed_file *file, cnorm_layer *to, const float **start)
 {
     const unsigned char *at = file->record;
     const uint64_t most = (uint64_t)(file->records_end - at);
-    if (file->head.version == 1) {
-        uint64_t record[PACKED1_RECORD / sizeof(uint64_t)];
-        cnorm_packed1_record(at, record);
-        file->record += PACKED1_LAYER;
-        return read_record(file, (const unsigned char *)record, sizeof record, to, start);
-    }
     packed_layer head;
     if (most < sizeof head) return CNORM_ERROR_LAYER;
     memcpy(&head, at, sizeof head);

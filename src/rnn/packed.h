@@ -1,4 +1,4 @@
-/* The packed model file, written by packed_write.c in version 2 and read by packed.c, in the byte order of the machine
+/* The packed model file, written by packed_write.c and read by packed.c, in the byte order of the machine
  * that wrote it: another one refuses it. It describes itself: a reader needs no table of the library to walk through
  * it.
  *
@@ -12,10 +12,7 @@
  *     panels and vectors, each at a multiple of CNORM_ALIGN
  *
  * An offset counts bytes from the beginning of the file. A kind may get more options: a record with fewer has 0 for
- * the rest. What is zero here is room for a later version, and a reader refuses anything else there.
- *
- * Version 1 had a table of layers of one size, PACKED1_LAYER bytes, whose fields had fixed places; packed1.c makes such
- * a layer a record. */
+ * the rest. What is zero here is room for a later version, and a reader refuses anything else there. */
 #ifndef CNORM_PACKED_H
 #define CNORM_PACKED_H
 
@@ -30,7 +27,7 @@ typedef struct packed_head {
     uint32_t version, order;
     uint32_t data_crc; /* CRC-32 of the bytes from `data` to the end: checked by cnorm_model_verify only */
     uint64_t bytes, data;
-    uint32_t layers, networks, configuration_bytes, record_bytes /* 0 in version 1 */, zero[2];
+    uint32_t layers, networks, configuration_bytes, record_bytes, zero[2];
     unsigned char identity[CNORM_IDENTITY];
 } packed_head;
 
@@ -50,8 +47,6 @@ typedef struct packed_field {
     uint64_t at;
 } packed_field;
 
-enum { PACKED1_LAYER = 264, PACKED1_RECORD = 1024 /* at most */ };
-
 _Static_assert(sizeof(packed_head) == 96 && sizeof(packed_network) == 8, "no padding");
 _Static_assert(sizeof(packed_layer) == 24 && sizeof(packed_field) == 40, "no padding");
 
@@ -62,8 +57,7 @@ static inline uint64_t packed_options_bytes(uint32_t options) { return ((uint64_
 /* the bytes before the configuration */
 static inline uint64_t packed_table_bytes(const packed_head *head)
 {
-    const uint64_t records = head->version == 1 ? head->layers * (uint64_t)PACKED1_LAYER : head->record_bytes;
-    return sizeof *head + head->networks * (uint64_t)sizeof(packed_network) + records;
+    return sizeof *head + head->networks * (uint64_t)sizeof(packed_network) + head->record_bytes;
 }
 
 #pragma GCC visibility push(hidden)
@@ -71,10 +65,6 @@ static inline uint64_t packed_table_bytes(const packed_head *head)
 /* packed.c: all layers, their sizes and directions; sets the outputs of the last */
 cnorm_status cnorm_packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs,
                                          cnorm_fault *fault);
-
-/* Makes a layer of version 1 [PACKED1_LAYER] a record [PACKED1_RECORD]; an unknown kind has neither options nor
- * fields. */
-void cnorm_packed1_record(const void *layer, void *record);
 
 #pragma GCC visibility pop
 

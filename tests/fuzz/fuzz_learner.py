@@ -1,4 +1,4 @@
-"""Fuzz `Learner.restore` with mutated saves, of format 3 with and without a checksum that matches, and of format 2.
+"""Fuzz `Learner.restore` with mutated saves, with and without a checksum that matches.
 
     python tests/fuzz/fuzz_learner.py -runs=100000
 
@@ -42,7 +42,8 @@ def try_to_restore(saved: bytes) -> None:
         learner = cnorm.Learner.restore(saved)
     except ValueError:
         return
-    assert saved[: len(HEAD)] != HEAD or saved == checksummed(saved[:-4])
+    assert saved[: len(HEAD)] == HEAD
+    assert saved == checksummed(saved[:-4])
     assert cnorm.Learner.restore(learner.save()).save() == learner.save()
     learner.step(np.ones(learner.input_size, np.float32))
 
@@ -82,7 +83,6 @@ def one_input(data: bytes) -> None:
     try_to_restore(checksummed(bytes(saved[:-4])))
     body = safetensors.numpy.save(changed_tensors(choose), {SAVED: json.dumps(changed_settings(choose))})
     try_to_restore(checksummed(HEAD + body))
-    try_to_restore(body)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ python tests/fuzz/packed_models.py FOLDER
 """
 
 import dataclasses
-import shutil
 import sys
 from pathlib import Path
 
@@ -67,8 +66,6 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for i, model in enumerate(models(np.random.default_rng(0))):
         model.save_packed(folder / f"{i}.cnorm")
-    for path in (Path(__file__).parents[1] / "rnn/packed1").glob("*.cnorm"):
-        shutil.copy(path, folder / f"version1_{path.name}")
 
 
 if __name__ == "__main__":

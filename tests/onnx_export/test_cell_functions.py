@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from graphs import imported
 from onnx import TensorProto, helper, numpy_helper
 
 import cnorm
 import onnx_export
-from onnx_export.loader import imported
 
 HARD = ("hard_sigmoid", 0.2, 0.5)
 COMPOSED = [

@@ -86,8 +86,7 @@ def test_one_step_confirms_the_preset(cell, tmp_path):
     swapped = cell.weight_hh.detach().numpy()[::-1].copy()
     report = onnx_export.check_parity(of_torch(cell, weight_hh_l0=swapped), path, steps=8)
     assert "not equal: cnorm and float64 go apart first in" in report.verdict
-    with pytest.raises(ValueError, match="let check_parity"):
-        onnx_export.load(path)
+    assert [layer.kind for layer in onnx_export.load(path).layers] == ["LSTM"]  # y and h are the same elements
 
 
 def test_parity_of_an_unrolled_loop(cell, tmp_path):

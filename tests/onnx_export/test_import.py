@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import node, normal, saved
+from graphs import imported, node, normal, saved
 from onnx import helper
 
 import cnorm
 import onnx_export
-from onnx_export.loader import imported
 
 INPUTS, UNITS = 5, 6
 MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
@@ -265,8 +264,8 @@ def test_a_refusal_of_a_damaged_file_names_its_nodes(tmp_path, rng):
         onnx_export.load(path)
 
 
-def test_readings_with_the_same_elements_are_one(tmp_path, rng):
-    """Two outputs that are the new state alike: whichever is the result, the layers are the same."""
+def test_readings_of_the_same_elements_are_one(tmp_path, rng):
+    """Two outputs that are the new state alike: either of them is the result."""
     nodes = [node("MatMul", "x w", "a"), node("MatMul", "h r", "b"), node("Add", "a b", "s"), node("Tanh", "s", "h2")]
     nodes.append(node("Identity", "h2", "y"))
     weights = {"w": normal(rng, INPUTS, UNITS), "r": normal(rng, UNITS, UNITS)}
@@ -290,18 +289,18 @@ def test_a_state_that_is_lost_is_refused(tmp_path, rng):
 
 def test_layers_that_compute_something_else_are_refused(tmp_path, rng, monkeypatch):
     """The proof runs the file itself: a finder that swapped two gates would not pass."""
-    from onnx_export.importer import cells
+    from onnx_export.importer import chain
 
-    split = cells._split
+    written_cell = chain.written_cell
 
-    def swapped(gates, h):
-        parts = split(gates, h)
-        return parts and (parts[0], parts[1][[1, 0, *range(2, len(parts[1]))]], *parts[2:])
+    def swapped(*given):
+        found = written_cell(*given)
+        return found and replace(found, parts={name: array[[1, 0, 2, 3]] for name, array in found.parts.items()})
 
     path = lstm_file(tmp_path / "m.onnx", rng)
-    monkeypatch.setattr(cells, "_split", swapped)
+    monkeypatch.setattr(chain, "written_cell", swapped)
     with pytest.raises(ValueError, match="the layers do not compute what the file does"):
-        onnx_export.load(path)
+        imported(path)
     unproven = onnx_export.load(path, check=False)
     assert "not compared with its file" in repr(unproven)
     assert "not compared" not in repr(cnorm.demo_model())
@@ -317,7 +316,7 @@ def test_a_file_that_only_onnxruntime_gets_wrong_is_refused_as_that(tmp_path, rn
 
     monkeypatch.setattr(proof, "check_parity", failing)
     with pytest.raises(ValueError, match="agree with float64, but onnxruntime is beyond the bound"):
-        onnx_export.load(lstm_file(tmp_path / "m.onnx", rng))
+        imported(lstm_file(tmp_path / "m.onnx", rng))
 
 
 def test_a_recurrent_node_without_hidden_size_is_refused(tmp_path, rng):
@@ -473,7 +472,7 @@ def test_the_command(tmp_path, rng, capsys):
         "x is x, y is y",
         "state h, given back by h2",
         "0: LSTM(5 -> 6",
-        "recording 0: the outputs agree",
+        "recording x against the file: the outputs agree",
         "a step: ",
     ):
         assert text in printed
@@ -482,14 +481,46 @@ def test_the_command(tmp_path, rng, capsys):
     assert loaded.run(x).tobytes() == onnx_export.load(path).run(x).tobytes()
 
 
+@pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)])
+def test_the_command_takes_a_frameworks_outputs(wrong, code, tmp_path, rng, capsys):
+    from cnorm.tools import cli
+
+    path, frames = lstm_file(tmp_path / "m.onnx", rng), tmp_path / "frames.npz"
+    x = rng.standard_normal((20, INPUTS)).astype(np.float32)
+    y = onnx_export.load(path, check=False).run(x)
+    np.savez(frames, x=x, y=y + wrong * np.float32(1e-3), x_2=x[:5])
+    options = ["--check", str(frames), "--table", "--weights", "int8", "--smallest", "1"]
+    with pytest.raises(SystemExit) as done:
+        cli.run(["import", str(path), str(tmp_path / "m.cnorm"), *options])
+    assert done.value.code == code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"frames.npz: the outputs {'differ' if wrong else 'agree'}" in printed
+    assert "recording x_2 against the file: the outputs agree" in printed
+    assert "with int8 weights: off by at most" in printed
+    assert "engine against tensor" in printed
+
+
+def test_messages_of_the_command_name_its_options(tmp_path, rng, capsys):
+    from cnorm.tools import cli
+
+    nodes = [node("Cast", "x", "f", to=1), node("MatMul", "f w", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 2]}, {"y": [1, 3]}, {"w": normal(rng, 2, 3)}, ids=["x"])
+    with pytest.raises(SystemExit) as done:
+        cli.run(["import", str(path), str(tmp_path / "m.cnorm")])
+    assert done.value.code == 2
+    assert "give it as --input x=VALUE" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ValueError, match=r"give it as inputs=\{'x': VALUE\}"):
+        onnx_export.load(path)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--input", "sr"], "wanted NAME=VALUE, got 'sr'"),
         (["--input", "sr=fast"], "sr must be a number, got 'fast'"),
         (["--dim", "T=1.5"], "T must be an integer, got '1.5'"),
-        (["--dim", "T=2"], "no input has the symbolic dimension 'T'; it has 'batch', 'width'"),
-        (["--dim", "batch=0"], "dims['batch'] must be at least 1, got 0"),
+        (["--dim", "T=2"], "no input has the open dimension 'T'; it has 'batch', 'width'"),
+        (["--dim", "batch=0"], "--dim batch must be at least 1, got 0"),
         (["--smallest", "1"], "--smallest is an option of --weights"),
         (["../absent/m.cnorm"], "Invalid value for 'OUT': folder '../absent' does not exist"),
         (["m.onnx"], "Invalid value for 'OUT': must end in .safetensors or .cnorm, got 'm.onnx'"),

@@ -3,12 +3,11 @@
 import numpy as np
 import onnx
 import pytest
-from graphs import node, normal, saved
+from graphs import imported, node, normal, saved
 from onnx import TensorProto, helper
 
 import cnorm
 import onnx_export
-from onnx_export.loader import imported
 
 OBSERVED, COMMAND, UNITS, TOKENS = 5, 3, 4, 7
 

@@ -4,12 +4,11 @@ import cells
 import numpy as np
 import onnx
 import pytest
-from graphs import node, normal, saved
+from graphs import imported, node, normal, saved
 
 import cnorm
 import onnx_export
 from onnx_export.errors import NotImported
-from onnx_export.loader import imported
 
 MODELS, WANTED = 40, 36
 FUNCTIONS = ("tanh", "sigmoid", "relu", "elu", "silu")

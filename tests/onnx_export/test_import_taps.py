@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs import node, normal, saved
+from graphs import imported, node, normal, saved
 
 import cnorm
-from onnx_export.loader import imported
 
 INPUTS, UNITS = 5, 6
 MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from graphs import imported
 
 import onnx_export
 from onnx_export.errors import NotImported
@@ -132,7 +133,7 @@ def test_random_modules(tmp_path):
             path, opset = tmp_path / f"{seed}.onnx", int(rng.choice(OPSETS[dynamo]))
             states = exported(module, inputs, dynamo, opset, path)
             try:
-                model = onnx_export.load(path, check=False)
+                model = imported(path, check=False).model
             except NotImported as error:
                 refused.append(f"{seed}, opset {opset}, {states}, {module}: {error}")
                 continue

@@ -1,7 +1,7 @@
 """check_parity on the demo model and on deliberately wrong files, every one of which it must report."""
 
-import io
 import json
+from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -11,6 +11,7 @@ from models import random_linear, random_lstm
 import cnorm
 import onnx_export
 from cnorm.tools.recordings import recordings
+from onnx_export.parity import ParityReport
 
 ENGINES = ("cnorm", "onnxruntime off", "onnxruntime basic", "onnxruntime all")
 
@@ -214,7 +215,7 @@ def test_different_initial_state_is_reported(demo, dtype):
         assert report.verdict.startswith("not equal: cnorm and float64 go apart first in h0_in at step 0")
         assert max(drift.max_abs for drift in report.drift) > 0.1
         assert json.loads(report.to_json())["first"]["used"] is None
-        assert "inf%" in str(report)
+        assert "inf%" in report.table()
 
 
 def test_first_diverging_step_is_reported(demo):
@@ -289,14 +290,17 @@ def test_the_report_as_json_text_and_table(demo):
         "step",
         "ok",
     } == set(data["rows"][0])
-    assert str(report).splitlines()[-1] == report.verdict
+    first, *more = str(report).splitlines()
+    assert (first, len(more)) == (report.verdict, 2)
+    heading, *rows, last = report.table().splitlines()
+    assert (len(rows), last) == (21 + len(report.drift), report.verdict)
+    assert all(len(line) <= 80 for line in [heading, *rows])
+    assert ParityReport.from_dict(asdict(report)) == report
 
-    from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=120)
-    console.print(report)
-    assert "onnxruntime all" in console.file.getvalue()
-    assert "equal within float32 rounding" in console.file.getvalue()
+def test_units_in_the_last_place_are_not_counted_near_0(demo):
+    report = onnx_export.check_parity(*demo, steps=4)
+    assert max(row.max_ulp for row in report.rows) < 2**14  # the bound of a step, in units of 2**-10
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ MORE_PARAMETERS = {
     ): "graph, name, and the inputs and attributes of the operator",
     ("onnx_export/builders/channel_norms.py", "group_norm"): "as above",
     ("onnx_export/exporter.py", "export"): "public: options by keyword, with defaults",
+    ("onnx_export/loader.py", "load"): "public: as above",
     ("onnx_export/norm_export.py", "export_norm"): "public: as above",
     ("onnx_export/validation/__init__.py", "validate"): "public: as above",
     ("onnx_export/validation/command.py", "validate"): "the options of `cnorm validate`",

@@ -8,12 +8,12 @@ import onnx
 import pytest
 import reference
 import tolerances
+from graphs import imported
 from tapes import back, own_gradients, run, tape_of
 
 import cnorm
 import onnx_export
 from cnorm.layers.activation import FUNCTIONS
-from onnx_export.loader import imported
 
 N = 53
 GIVEN = {

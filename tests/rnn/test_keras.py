@@ -154,7 +154,7 @@ def test_what_is_no_chain_is_refused():
     refuses(keras.Model(x, L.Add(name="sum")([x, hidden])), ValueError, r"'sum', Add, reads 2 layers: write cnorm.Add")
     refuses(keras.Model(x, [hidden, L.Dense(2)(hidden)]), ValueError, "outputs of the model must be one, got 2")
     other = keras.Input((None, 5))
-    refuses(keras.Model([x, other], hidden), ValueError, "must be a chain")
+    refuses(keras.Model([x, other], hidden), ValueError, "inputs of the model must be one, got 2")
 
 
 def test_what_is_no_model_is_refused():
@@ -180,3 +180,50 @@ def test_memory_inside_a_frame_is_refused(layer):
 
 def test_a_model_that_is_not_built_is_refused():
     refuses(keras.Sequential([L.Dense(2)], name="m"), ValueError, "model 'm' must be built")
+
+
+def tanh(x):
+    return 1.7159 * keras.ops.tanh(0.6667 * x)
+
+
+class Tanh(L.Activation):
+    def __init__(self):
+        super().__init__("tanh")
+
+    def call(self, x):
+        return 2 * super().call(x)
+
+
+def patched():
+    layer = L.Dense(4)
+    layer.call = lambda x: x
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (lambda: L.Dense(4, activation=tanh), "activation must be one of keras.activations, got .*tanh"),
+        (lambda: L.Dense(4, activation=keras.ops.gelu), "got keras.src.ops.nn.gelu"),
+        (lambda: L.Activation(tanh), "activation must be one of keras.activations"),
+        (lambda: L.LSTM(4, activation=tanh), "activation must be one of keras.activations"),
+        (lambda: L.Dense(4, dtype="float8_from_float32"), "its dtype policy must not be quantised, got float8"),
+        (Tanh, "Tanh, must be one of"),
+        (patched, "it must have the call of its class"),
+    ],
+)
+def test_what_has_the_name_of_a_function_of_keras_is_refused(layer, says):
+    refuses(keras.Sequential([keras.Input((None, 5)), layer()]), ValueError, says)
+
+
+@pytest.mark.parametrize("inner", [L.LayerNormalization, L.BatchNormalization, L.Softmax])
+def test_norms_of_each_frame(inner):
+    model = sequential(L.Dense(4), L.TimeDistributed(inner()))
+    agrees(model, cnorm.from_keras(model))
+
+
+def test_a_shared_layer_and_a_state_that_nothing_reads():
+    x, dense, act = keras.Input((None, 5)), L.Dense(5), L.Activation("elu")
+    y, *_ = L.LSTM(5, return_sequences=True, return_state=True)(act(dense(act(dense(x)))))
+    model = varied(keras.Model(x, L.LayerNormalization()(dense(y))))
+    agrees(model, cnorm.from_keras(model))

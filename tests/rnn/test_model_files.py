@@ -199,7 +199,10 @@ def test_only_regular_files_are_replaced(tmp_path, rng):
         (b"\x93NUMPY\1\0" + bytes(40), "it is a file of numpy.save"),
         (b"\x80\4\x95\n\0\0\0\0\0\0\0}.", "it is a pickle, which is not read, as it can run code"),
         (b'{"layers": []}', "it is JSON"),
-        (b"\x08\x08\x12\x05cnorm:", "it is perhaps ONNX, which onnx_export.load reads"),
+        (b"PK\3\4 policy/code/__torch__/a.py", "it is TorchScript: examples/models/policy.py"),
+        (b"PK\3\4 archive/data.pkl", "it is a file of torch.save: load it with torch"),
+        (b"PK\3\4 config.json model.weights.h5", "it is a Keras model: give cnorm.from_keras"),
+        (b'{"version": "0.5.4", "architecture": "LSTM"}', "it is JSON as of a .nam file: examples/models/amplifier.py"),
         (b"{\0\0\0\0\0\0\0{", "Error while deserializing"),  # a header of 123 bytes
     ],
 )
@@ -207,6 +210,20 @@ def test_a_file_of_another_kind_is_named(start, kind, tmp_path):
     (tmp_path / "model").write_bytes(start)
     with pytest.raises(ValueError, match=f"model is not a safetensors file that can be read: {kind}"):
         cnorm.load(tmp_path / "model")
+
+
+def test_load_opens_onnx(tmp_path, rng):
+    """A file of `export`, by its content or by its name, and one of others, in the same bits as `onnx_export.load`."""
+    onnx_export = pytest.importorskip("onnx_export")
+    model, x = small_model(rng), rng.standard_normal((3, small_model(rng).input_size)).astype(np.float32)
+    onnx_export.export(model, tmp_path / "model")
+    assert cnorm.load(tmp_path / "model").run(x).tobytes() == model.run(x).tobytes()
+    (tmp_path / "b.onnx").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="not an ONNX file"):
+        cnorm.load(tmp_path / "b.onnx")
+    code = f"import sys; sys.modules['onnx'] = None; import cnorm; cnorm.load({str(tmp_path / 'model')!r})"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert "onnx_export.load needs onnx: the extra onnx, pip install" in done.stderr
 
 
 def test_load_says_what_is_no_model(tmp_path):
@@ -601,15 +618,15 @@ def test_rejects_a_missing_optional_tensor(tmp_path, rng):
     assert cnorm.load(path).layers[0].weights.keys() == weights.keys()
 
 
-def test_list_of_optional_tensors_may_be_absent_but_not_wrong(tmp_path, rng):
-    """Older files have no such list and are read; a list that contradicts the tensors is refused."""
+def test_a_list_of_optional_tensors_that_contradicts_them_is_refused(tmp_path, rng):
     weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4) | {"h0": np.ones(4, np.float32)}
     path = tmp_path / "model"
     cnorm.Model([cnorm.GRU(weights, preset="torch"), cnorm.Linear(np.ones((2, 4), np.float32))]).save(path)
     described = configuration(path)
+    assert cnorm.load(path).stream().state()["h0"].tolist() == [1.0] * 4
     assert described["layers"][0].pop("with") == ["h0"]
     write_configuration(path, described)
-    assert cnorm.load(path).stream().state()["h0"].tolist() == [1.0] * 4
+    refused(path, "optional tensors of GRU")
     for place, said in ((0, []), (0, None), (0, ["c0"]), (0, "h0"), (1, [])):
         wrong = json.loads(json.dumps(described))
         wrong["layers"][place]["with"] = said

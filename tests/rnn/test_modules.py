@@ -81,6 +81,28 @@ def test_modules_compute_what_torch_does(stack):
         agrees(cnorm.Model(nn.Sequential(*modules)), modules)
 
 
+ELU, TIED, NORM = nn.ELU(), nn.Linear(5, 5), nn.LayerNorm(5)
+REPEATED = {
+    "an activation": lambda: [nn.Linear(5, 8), ELU, nn.Linear(8, 5), ELU, nn.Linear(5, 3), ELU],
+    "a product": lambda: [TIED, nn.Tanh(), TIED],
+    "a norm": lambda: [NORM, TIED, NORM],
+    "a batch norm": lambda: [nn.Linear(5, 5), norm := normed(5), nn.Tanh(), nn.Linear(5, 5), norm],
+    "a Sequential": lambda: [inner := nn.Sequential(nn.Linear(5, 5), ELU, nn.Linear(5, 5), ELU), nn.Tanh(), inner],
+    "a cell": lambda: [cell := nn.GRU(5, 5), nn.Tanh(), cell],
+}
+
+
+@pytest.mark.parametrize("made", REPEATED)
+def test_a_module_that_stands_twice_runs_twice(made):
+    """`named_children` leaves out the second place; a Sequential runs both."""
+    modules = REPEATED[made]()
+    names = [chr(ord("a") + i) for i in range(len(modules))]
+    for whole in (modules, nn.Sequential(*modules), [nn.Sequential(*modules)]):
+        agrees(cnorm.Model(whole), modules)
+    agrees(cnorm.Model(nn.Sequential(OrderedDict(zip(names, modules, strict=True)))), modules)
+    agrees(cnorm.Model(nn.Sequential(*modules, nn.Tanh())[:-1]), modules)
+
+
 def test_a_single_module():
     lstm = nn.LSTM(5, 4)
     agrees(cnorm.Model(lstm), [lstm])
@@ -219,3 +241,12 @@ def test_a_batch_norm_is_folded_into_a_convolution():
     assert model.check(x.reshape(20, -1).numpy(), y.numpy()).ok
     with pytest.raises(ValueError, match=r"layers\[1\], BatchNorm1d: mean must have shape \(4,\)"):
         cnorm.Model([cnorm.Conv1d(first, positions=7), normed(5)])
+
+
+def test_a_forward_set_on_an_instance_is_refused():
+    linear, whole = nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5))
+    for module in (linear, whole):
+        module.forward = lambda x: 2 * x
+    for make in (lambda: cnorm.Model([linear]), lambda: cnorm.Model(whole), lambda: cnorm.Linear(linear)):
+        with pytest.raises(ValueError, match="must have the forward of its class"):
+            make()

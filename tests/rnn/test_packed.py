@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ CRC_FROM = 12
 OPTIONS = HEAD.size + 8 + 24
 FIELDS = OPTIONS + 64
 GAIN_H = FIELDS + 3 * 40
-PACKED1 = Path(__file__).parent / "packed1"
 
 
 def repacked(model, path):
@@ -264,43 +262,6 @@ def test_activations_that_would_fill_the_memory_are_refused(tmp_path):
     assert cnorm.load(tmp_path / "small").run(np.ones((1, 1 << 10), np.float32)).sum() == 1 << 10
     for count, n in ((30, 1 << 24), (100, 1 << 28), (10_000, 1 << 28)):
         refused(tmp_path / "a", of_activations(count, n), "far more memory than its file")
-
-
-# ---- version 1 -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["stack", "int8", "float16", "bidirectional"])
-def test_files_of_version_1_have_the_bits_of_their_models(name, tmp_path, rng):
-    """The files are of the last build that wrote version 1, packed from the models beside them."""
-    path = PACKED1 / f"{name}.cnorm"
-    model, packed_model = cnorm.load(PACKED1 / f"{name}.safetensors"), cnorm.load(path)
-    x = rng.standard_normal((21, model.input_size)).astype(np.float32)
-    assert packed_model.run(x).tobytes() == model.run(x).tobytes()
-    packed_model.save_packed(tmp_path / "a.cnorm")  # the file itself
-    assert (tmp_path / "a.cnorm").read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("offset", "value"),
-    [
-        (0, 9),
-        (0, 5),
-        (12, 7),
-        (40, 0x7FC00000),
-        (56, 3),
-        (60, 3),
-        (64, 1 << 28),
-        (68, 1 << 28),
-        (72, 5),
-        (80, 1),
-        (84, 1),
-    ],
-)
-def test_a_layer_of_version_1_that_is_not_consistent_is_refused(offset, value, tmp_path):
-    data = bytearray((PACKED1 / "stack.cnorm").read_bytes())
-    cell = HEAD.size + 8 + 264  # the second layer, an LSTM
-    struct.pack_into("<I", data, cell + offset, value)
-    refused(tmp_path / "a", with_crc(bytes(data)), "layer 1, ")
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 5000, b'{"layers": 3}', b'{"layers": [{"type": "\\u001b[2J"}]}', b"\xff"])

@@ -80,17 +80,10 @@ def test_mixed_halves_of_two_states_are_refused(model, rng):
                 model.restore(one[:cut] + other[cut:])
 
 
-def test_format_1_is_refused_by_name(model):
-    saved = b"cnorm stream 1\n" + model.identity + model.stream().save()[60:-4]
-    with pytest.raises(ValueError, match="saved is of format 1, which has no checksum"):
-        model.restore(saved)
-
-
 def test_another_arithmetic_is_refused_by_name(model):
     saved = model.stream().save()
-    old = sealed(b"cnorm stream 2\n\0" + saved[16:56] + saved[60:-4])
-    with pytest.raises(ValueError, match="saved is of format 2, of a version that computed products without FMA"):
-        model.restore(old)
+    with pytest.raises(ValueError, match=r"saved must be what Stream\.save returned"):
+        model.restore(sealed(b"cnorm stream 2\n\0" + saved[16:-4]))
     with pytest.raises(ValueError, match="saved is of generation 3 of the arithmetic"):
         model.restore(sealed(saved[:56] + struct.pack("<I", 3) + saved[60:-4]))
 

@@ -24,3 +24,16 @@ def node(op, inputs, outputs, **attributes):
 
 def normal(rng, *shape):
     return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+
+def imported(path, check=True, **options):
+    """`onnx_export.loader.imported` in this process, without a child: with the file, to run beside the model."""
+    from onnx_export import model_io
+    from onnx_export.errors import NotImported
+    from onnx_export.importer import import_model
+
+    given = {"inputs": {}, "states": {}, "dims": {}, "frames": ()} | options
+    try:
+        return import_model(model_io.load(path, external_data=True), check=check, **given)
+    except NotImported as error:
+        raise NotImported(f"{path}: {error.summary}", error.reasons) from None

@@ -169,14 +169,10 @@ def test_every_changed_bit_of_a_save_is_refused(rng):
             cnorm.Learner.restore(bytes(flipped))
 
 
-def test_a_save_of_format_2_is_read(rng):
-    learner = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2), truncate=2)
-    learner.step(frames(rng, 1)[0])
-    saved = learner.save()
-    older = changed(saved, format=2)[len(HEAD) : -4]
-    assert cnorm.Learner.restore(older).save() == saved
-    with pytest.raises(ValueError, match=r"the format is 3, this version reads 2 and 3$"):
-        cnorm.Learner.restore(saved[len(HEAD) : -4])
+def test_another_format_is_refused(rng):
+    learner = cnorm.Learner(small_model(rng))
+    with pytest.raises(ValueError, match=r"the format is 2, this version reads 3$"):
+        cnorm.Learner.restore(changed(learner.save(), format=2))
 
 
 @pytest.mark.parametrize("truncate", [10**7, 2**40, 2**70, 0, -1, True, 3.0, "3", None])

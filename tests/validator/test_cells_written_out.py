@@ -117,7 +117,8 @@ def shown(report):
 @pytest.mark.parametrize("opset", [13, 17])
 def test_each_norm_of_a_cell_is_found_and_judged(form, cell, level, opset, tmp_path):
     report = examined(form, cell, tmp_path, level=level, opset=opset)
-    assert report.exit_code(strict=True) == 0, shown(report)
+    assert {f.code for f in report.findings if f.level != "note"} <= {"unused-input"}, shown(report)  # the carry of gru
+    assert (report.exit_code(), [f.code for f in report.findings].count("recurrence")) == (0, 1), shown(report)
     assert [norm.verdict for norm in report.norms] == ["ok"] * (3 * STEPS if form == "unrolled" else 3), shown(report)
     assert len({norm.name for norm in report.norms}) == len(report.norms)
 

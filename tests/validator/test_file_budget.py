@@ -13,7 +13,7 @@ import cnorm
 import onnx_export
 from onnx_export import model_io, wire
 
-COUNT = 3_000_000
+COUNT = 120_000  # more than the loader's limit; the validator's is a million
 
 
 def varint(number):
@@ -44,10 +44,10 @@ KINDS = ["nodes", "attributes", "inputs", "initialisers", "value_info", "metadat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rejects_millions_of_empty_messages_before_parsing(kind, monkeypatch):
+def test_rejects_too_many_empty_messages_before_parsing(kind, monkeypatch):
     monkeypatch.setattr(onnx, "ModelProto", Unbuilt)
     with pytest.raises(model_io.Refused, match="holds more than"):
-        model_io.parse(flooded(kind), model_io.Limits())
+        model_io.parse(flooded(kind), model_io.Limits(messages=100_000))
 
 
 class Unbuilt:

@@ -9,7 +9,9 @@ from writings import Writing
 
 import onnx_export
 from onnx_export.errors import NotImported
+from onnx_export.nodes import drop_omitted
 from onnx_export.validation.examine import examine
+from onnx_export.validation.graph import with_shapes
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 
@@ -48,41 +50,41 @@ def test_means_that_lead_back_to_themselves_end():
     assert len(find(gallery.model([*nodes, gallery.node("Div", "d r", "y")]))) == 1
 
 
-def test_shape_inference_ends_where_a_dimension_is_long(tmp_path):
-    """onnx takes a vector of known length for a shape, and adds up its 2^62 elements one by one."""
-    writing = Writing()
-    x = writing.input("x", [2**62, 4])
-    total = writing.op("ReduceSum", x, [1], keepdims=0)
-    onnx.save(writing.model(writing.op("Mul", total, 0.25)), tmp_path / "model.onnx")
-    assert examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None).norms == []
+@pytest.mark.parametrize("length", [16, 2**20])
+def test_values_of_shapes_are_not_inferred_where_a_dimension_is_long(length, monkeypatch):
+    """onnx takes a vector of known length for a shape, and adds up its elements one by one."""
+    writing, asked = Writing(), []
+    total = writing.op("ReduceSum", writing.input("x", [length, 4]), [1], keepdims=0)
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda model, *, data_prop: asked.append(data_prop))
+    with_shapes(writing.model(writing.op("Mul", total, 0.25)))
+    assert asked == [length == 16]
 
 
-def test_a_bias_with_the_empty_name_is_an_error(tmp_path):
-    """onnxruntime 1.32 dies of it when it optimises; the norm is judged without."""
-    norm = gallery.node("LayerNormalization", "x scale", "y", name="norm")
-    norm.input.append("")
-    onnx.save(gallery.model([norm], constants=gallery.weights()), tmp_path / "model.onnx")
-    report = examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None)
-    assert [norm.verdict for norm in report.norms] == ["ok"]
-    assert [(f.level, f.norm) for f in report.findings if f.code == "omitted-bias"] == [("error", "norm")]
-    assert report.exit_code() == 1
+@pytest.mark.parametrize("kinds", [{"Clip"}, None])
+def test_omitted_inputs_at_the_end_are_dropped(kinds):
+    """The name "" says that an optional input is not given, which at the end nothing needs to say."""
+    clip = gallery.node("Clip", "x zero", "y", name="clip")
+    clip.input.append("")
+    model = gallery.model([clip], constants={"zero": np.float32(0)})
+    assert drop_omitted(model, {"Relu"}) == []
+    assert drop_omitted(model, kinds) == ["clip"]
+    assert list(model.graph.node[0].input) == ["x", "zero"]
+    assert drop_omitted(model, kinds) == []
 
 
 def test_a_split_into_more_parts_than_it_has_outputs_is_refused(tmp_path):
-    """onnx's evaluator and its shape inference, and onnxruntime make lists of as many lengths."""
     writing = Writing(opset=18)
     x = writing.input("x", [1, 4])
-    halves = writing.op("Split", x, outputs=2, axis=-1, num_outputs=2**62)
+    halves = writing.op("Split", x, outputs=2, axis=-1, num_outputs=3)
     model = writing.model(writing.op("Add", *halves))
     onnx.save(model, tmp_path / "model.onnx")
-    with pytest.raises(ValueError, match="num_outputs of '' is 4611686018427387904, it has 2 outputs"):
+    with pytest.raises(ValueError, match="num_outputs of '' is 3, it has 2 outputs"):
         onnx_export.load(tmp_path / "model.onnx")
     assert examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None).refused
 
 
 def test_a_sum_with_an_input_without_a_name_is_refused(tmp_path):
-    """onnxruntime 1.32 loads Max and the like, and dies when it runs them."""
-    nodes = [gallery.node("Max", "x", "y", name="largest")]
+    nodes = [gallery.node("Concat", "x", "y", name="largest", axis=0)]
     nodes[0].input.append("")
     onnx.save(gallery.model(nodes), tmp_path / "model.onnx")
     report = examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None)
@@ -103,12 +105,3 @@ def test_a_file_that_onnxruntime_refuses_is_not_loaded(tmp_path):
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(NotImported, match="does not load the file"):
         onnx_export.load(tmp_path / "model.onnx", check=False)
-
-
-def test_an_omitted_bias_does_not_bring_the_process_down(tmp_path):
-    """onnxruntime 1.32 crashes on it with optimisation."""
-    writing = Writing()
-    x = writing.input("x", [1, 16])
-    normed = writing.op("LayerNormalization", x, writing.gain(16), "", epsilon=1e-3)
-    onnx.save(writing.model(writing.op("MatMul", normed, writing.gain((16, 3)))), tmp_path / "model.onnx")
-    assert onnx_export.load(tmp_path / "model.onnx").input_size == 16

@@ -26,7 +26,7 @@ from onnx_export.validation import codes, command, formats
 from onnx_export.validation.examine import examine
 from onnx_export.validation.lock import facts, read_lock
 from onnx_export.validation.options import Options
-from onnx_export.validation.report import UNSOUND, VERDICTS, Finding, ValidationReport
+from onnx_export.validation.report import UNSOUND, VERDICTS, Finding, NormReport, ValidationReport
 
 
 def invoke(*arguments):
@@ -238,8 +238,33 @@ def test_text_says_why_a_file_can_not_be_read(kind, reason, tmp_path):
         os.mkfifo(path)
     result = invoke(path)
     assert result.exit_code == 2
-    problem = f"{path}: error[cannot-validate]: cannot open the model: {reason}"
-    assert result.output.splitlines() == [problem, f"{path}: cannot validate: cannot open the model: {reason}"]
+    assert result.output.splitlines() == [f"{path}: cannot validate: cannot open the model: {reason}"]
+    assert "title=cnorm cannot-validate::" in invoke(path, "--format", "github").output
+
+
+def test_several_files_end_with_a_line_on_all(folder):
+    (folder / "empty.onnx").touch()
+    saved(gallery.no_norm_at_all().model, folder / "none.onnx")
+    for shape in ("text", "github"):
+        last = invoke(folder, "--format", shape).output.splitlines()[-1]
+        expected = "5 files: 2 passed (1 with warnings), 1 failed, 1 could not be validated"
+        assert last == f"{expected}, 1 with nothing that was checked"
+    assert "files:" not in invoke(folder / "none.onnx").output
+
+
+def test_error_and_bound_that_look_alike_have_more_digits():
+    def facts(error, bound):
+        norm = NormReport("n", "", "decomposed", "layer", "centred", [1], 1e-5, "float32", "", "", "float16")
+        norm.error, norm.bound = error, bound
+        return formats.facts(norm)
+
+    assert facts(9.8e-4, 1.2e-3).endswith(", error 9.80e-04 of 1.20e-03")
+    assert facts(2e-7, 1.2e-5).endswith(", error 2e-07 of 1e-05")
+
+
+def test_a_near_miss_is_counted_once(tmp_path):
+    report = validate(saved(gallery.not_centred().model, tmp_path / "m.onnx"))
+    assert report.conclusion() == "passed: 1 near miss; 1 warning"
 
 
 def test_piped_text_has_one_line_per_finding_with_full_names(tmp_path):
@@ -274,6 +299,8 @@ def test_sarif_names_a_rule_for_each_result(folder):
     lines = invoke(folder, "--format", "text").output.splitlines()
     told = [each["exitCodeDescription"] for each in run["invocations"]]
     assert told == [line for line in lines if ": passed: " in line or ": failed: " in line]
+    placed = [each for each in run["results"] if "logicalLocations" in each["locations"][0]]
+    assert any(each["locations"][0]["logicalLocations"] == [{"fullyQualifiedName": "y"}] for each in placed)
     failed = [": failed: " in each for each in told]
     assert any(failed)
     assert [each["exitCode"] for each in run["invocations"]] == failed

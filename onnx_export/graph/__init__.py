@@ -1,0 +1,1 @@
+"""What is known of ONNX nodes one by one: the sizes of their results."""

@@ -1,0 +1,109 @@
+"""The dimensions of a file's inputs: which are open, which counts steps, and what mixes the elements of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds
+from onnx_export.importer.trace import Trace
+
+__all__ = ["frames_of", "open_dimensions", "shape_of"]
+
+LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on
+
+
+def shape_of(value, dims: Mapping[str, int], unknown: int, time: int | None) -> tuple[int, ...]:
+    """The shape of an input, with 1 in the place of the time axis."""
+    shape = []
+    for index, dim in enumerate(value.type.tensor_type.shape.dim):
+        size = dim.dim_value if dim.HasField("dim_value") else int(dims.get(_label(value, index), unknown))
+        shape.append(1 if index == time else size)
+    return tuple(shape)
+
+
+def open_dimensions(varying, dims) -> dict[str, dict[str, int]]:
+    """The open dimensions without a given size, by name or place, each with the inputs that have it and their axes."""
+    found: dict[str, dict[str, int]] = {}
+    for name, value in varying.items():
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value") and (label := _label(value, axis)) not in dims:
+                found.setdefault(label, {})[name] = axis
+    return found
+
+
+def _label(value, axis: int) -> str:
+    """What names an open dimension: its symbol, or the input and the axis."""
+    return value.type.tensor_type.shape.dim[axis].dim_param or f"{value.name}:{axis}"
+
+
+def frames_of(model, varying, constants, dims) -> dict:
+    """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
+    shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
+    names = [value.name for value in model.graph.output]
+    limits = thresholds(model)
+    reach = max(limits, default=0)
+    length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
+    fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
+    fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
+    for label, axes in open_dimensions(varying, dims).items():
+        found = _reach(model, shapes, constants, axes, dict.fromkeys((length, LEAST_FRAMES)))
+        if found is None:
+            fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
+            continue
+        results = {name: found.trace.values.get(name) for name in names}
+        if found.moves and not fields["time_axes"]:
+            fields["time_axes"] = dict([next(iter(axes.items()))])
+            fields["output_axes"] = {n: found.axis(y) for n, y in results.items() if isinstance(y, Elements)}
+        elif not found.moves and found.trace.faults:
+            fields["unfollowed"].append((axes, found.trace.faults))
+        elif not found.moves:
+            fields["open_axes"].append(axes)
+        if found.mixed or not found.trace.faults:
+            remedy = f"; if {label!r} has one size, give it by dims"
+            faults = found.faults(results)
+            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
+                faults += counted(model, found, more)
+            faults = [fault + remedy for fault in faults]
+            fields["mixed"] += [(axes, faults)] if faults else []
+        if reach > MAX_REACH:
+            fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
+    if not fields["time_axes"]:
+        fields |= _fixed_steps(model, shapes, constants)
+    return fields
+
+
+def _with(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
+    return tuple(size if index == axis else n for index, n in enumerate(shape))
+
+
+def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
+    """What the first of some numbers of frames shows with which each node can be followed, else the last."""
+    found = None
+    for length in lengths:
+        several = {name: _with(shape, axes.get(name), length) for name, shape in shapes.items()}
+        try:
+            found = Reach(Trace(model, several, constants, rows=True), axes, length)
+        except Cannot:
+            continue
+        if not found.trace.faults:
+            break
+    return found
+
+
+def _fixed_steps(model, shapes, constants) -> dict:
+    """The axis of fixed size along which a recurrent operator's steps are."""
+    names = [value.name for value in model.graph.output]
+    try:
+        trace = Trace(model, shapes, constants, rows=True)
+    except Cannot:
+        return {}
+    for name, shape in shapes.items():
+        for axis, size in enumerate(shape):
+            if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
+                results = {n: trace.values.get(n) for n in names}
+                axes = {n: found.axis(y) for n, y in results.items() if isinstance(y, Elements)}
+                faults = found.faults(results) if found.mixed or not trace.faults else []
+                mixed = [({name: axis}, faults)] if faults else []
+                return {"time_axes": {name: axis}, "output_axes": axes, "mixed": mixed}
+    return {}

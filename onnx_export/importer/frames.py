@@ -1,0 +1,207 @@
+"""Which frames an element depends on, other than by the state of a cell: what an import may not lose.
+
+A file is traced with several frames along an axis of its inputs. For each element the first and the last frame are
+found that it reads, through every operator but the step of a cell to the next. A frame's outputs, and what a cell
+reads at a step, may depend on this frame alone; an average over time, a convolution or a delay outside a cell may not
+be lost, so it is a fault that names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnx_export.importer.elements import Block, Elements
+from onnx_export.nodes import subgraphs
+
+__all__ = ["MAX_REACH", "Reach", "counted", "thresholds"]
+
+MAX_REACH = 20_000  # frames
+CELLS = ("LSTM", "GRU", "RNN")
+# Their integers are sizes, axes and places of one frame, not of time.
+SIZES = {
+    "Reshape", "Expand", "Split", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Cast", "Flatten", "Softmax",
+    "Constant", "ConstantOfShape", "LSTM", "GRU", "RNN", "LayerNormalization", "BatchNormalization", "Gemm", "Shape",
+}  # fmt: skip
+# What is constant on both sides of a limit, so that runs beside it show nothing.
+JUDGING = {
+    "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Mod", "Div", "Clip", "Floor", "Ceil",
+    "Round", "Sign", "Relu", "Abs",
+}  # fmt: skip
+PARTS = {"Slice", "Gather", "GatherElements", "GatherND", "Split"}  # of a table, whose end no run may reach
+MOST_INTEGERS = 64  # of a tensor: longer ones are tables of indices
+
+
+def thresholds(model: onnx.ModelProto) -> dict[int, str]:
+    """The stored integers that may count frames, each with a node that has it: pads, dilations, slices, limits."""
+    stored, found = {}, {}
+    graphs = [model.graph]
+    for graph in graphs:
+        stored |= {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+                stored[node.output[0]] = node.attribute[0].t
+            graphs += [inner for _, inner in subgraphs(node)]
+    for graph in graphs:
+        for node in graph.node:
+            if node.op_type in SIZES:
+                continue
+            numbers = [number for a in node.attribute for number in (a.i, *a.ints)]
+            for name in node.input:
+                if (tensor := stored.get(name)) is not None and np.prod(tensor.dims) <= MOST_INTEGERS:
+                    array = numpy_helper.to_array(tensor)
+                    numbers += array.ravel().tolist() if array.dtype.kind in "iu" else []
+            place = place_of(node)
+            found |= {abs(number): place for number in numbers if abs(number) < 2**31 - 1}  # beyond: to the end
+    return found
+
+
+def place_of(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
+
+
+class Reach:
+    """The frames that each element of a trace reads.
+
+    Parameters
+    ----------
+    trace : Trace
+        With `length` frames.
+    axes : mapping of str to int
+        The inputs that have frames, and the axis that counts them.
+    length : int
+
+    Attributes
+    ----------
+    first, last : ndarray of int
+        For each element, by its number; `length` and -1 if it reads no frame.
+    mixed : str
+        The first node whose result depends on several frames, or "".
+    moves : bool
+        Whether a recurrent operator's steps lie along the axis.
+    """
+
+    def __init__(self, trace, axes: Mapping[str, int], length: int) -> None:
+        self.trace, self.length, self.mixed = trace, length, ""
+        size = sum(block.size for block in trace.blocks)
+        self.first, self.last = np.full(size, length), np.full(size, -1)
+        for name, axis in axes.items():
+            numbers = trace.values[name].numbers
+            self.first[numbers] = self.last[numbers] = np.broadcast_to(self._along(axis, numbers.ndim), numbers.shape)
+        for block in trace.blocks:
+            self._through(block)
+        self.moves = any(self._step_frames(steps) is not None for steps in trace.sequences)
+
+    def _through(self, block: Block) -> None:
+        at = slice(block.first, block.first + block.size)
+        carried = block.op in CELLS and block.first in self.trace.unrolled
+        for operand in block.operands[: 1 if carried else None]:
+            row = _rows(block, len(operand))
+            self.first[at] = np.minimum(self.first[at], self.first[operand].min(axis=1)[row])
+            self.last[at] = np.maximum(self.last[at], self.last[operand].max(axis=1)[row])
+        if block.operands and not self.mixed and (self.first[at] < self.last[at]).any():
+            self.mixed = block.node
+
+    def _step_frames(self, steps: np.ndarray) -> np.ndarray | None:
+        """The last frame that each step of a sequence [steps, rows, size] reads; None if all read the same."""
+        last = self.last[steps].reshape(len(steps), -1).max(axis=1)
+        return last if len(steps) > 1 and (last != last[0]).any() else None
+
+    def faults(self, outputs: Mapping[str, object]) -> list[str]:
+        """Why the frames are not independent but for cells; empty if they are."""
+        if self.mixed:
+            return [f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"]
+        for steps in self.trace.sequences:
+            if self.moves and self._odd(steps, 0) and self._odd(steps, None):
+                return [f"a recurrent operator reads {len(steps)} steps that are not the {self.length} frames in order"]
+        for name, value in outputs.items():
+            if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value):
+                return [f"output {name!r}: a frame of it is computed from another frame of the inputs"]
+        return []
+
+    def _odd(self, numbers: np.ndarray, axis: int | None) -> bool:
+        """Whether along an axis the elements do not read the frame of their place, or any frame with axis None."""
+        last = self.last[numbers]
+        if axis is None:
+            return (last >= 0).any()
+        if numbers.shape[axis] != self.length:
+            return True
+        return ((last != self._along(axis, numbers.ndim)) & (last >= 0)).any()
+
+    def _along(self, axis: int, axes: int) -> np.ndarray:
+        """The places of the frames along one of some axes."""
+        return np.arange(self.length).reshape([-1 if i == axis else 1 for i in range(axes)])
+
+    def axis(self, value: Elements) -> int | None:
+        """The axis of a value that counts frames."""
+        axes = [axis for axis in range(value.numbers.ndim) if not self._odd(value.numbers, axis)]
+        return axes[0] if axes and self._odd(value.numbers, None) else None
+
+    def _is_last(self, value: Elements) -> bool:
+        """Whether a value is of the last frame alone, or of none."""
+        last = self.last[value.numbers]
+        return bool(((last < 0) | ((last == self.length - 1) & self.moves)).all())
+
+
+def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
+    """Why the number of frames or their places matter beyond what runs of some lengths show; empty if they do not.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    one, more : Reach
+        Of the same dimension with two numbers of frames. A constant that differs between them depends on the number.
+    """
+    faults = []
+    for node in model.graph.node:
+        pairs, results = (
+            [(one.trace.values.get(name), more.trace.values.get(name)) for name in names]
+            for names in (node.input, node.output)
+        )
+        changed, whole = _changed(pairs), node.op_type in PARTS and not _changed(pairs[:1])
+        table = whole and any(a.dtype.kind == "f" for a, _ in _changed(results))
+        frames = any(isinstance(a, Elements) for a, _ in pairs)
+        judged = node.op_type in JUDGING or (node.op_type == "Cast" and _to_integer(node))
+        if table or (frames and any(a.dtype.kind == "f" and not _repeats(a, b) for a, b in changed)):
+            faults.append(f"{place_of(node)}: its operand depends on the places or the number of the frames")
+        elif judged and not all(_is_direct(a, one.length) and _is_direct(b, more.length) for a, b in changed):
+            faults.append(f"{place_of(node)}: it decides by something computed from the number of frames")
+    return faults
+
+
+def _changed(pairs) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The pairs of constants that differ."""
+    both = [(a, b) for a, b in pairs if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)]
+    return [(a, b) for a, b in both if a.shape != b.shape or not np.array_equal(a, b)]
+
+
+def _to_integer(node: onnx.NodeProto) -> bool:
+    return any(a.name == "to" and a.i in (2, 3, 4, 5, 6, 7, 12, 13) for a in node.attribute)
+
+
+def _is_direct(value: np.ndarray, length: int) -> bool:
+    """Whether an array of integers has the number of frames itself, small sizes, or the places of the frames."""
+    if value.dtype.kind not in "iu":
+        return False
+    places = value.size == length and np.array_equal(value.ravel(), np.arange(length))
+    return places or bool((value == length).any())
+
+
+def _repeats(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays repeat the same elements along the axes in which their shapes differ."""
+    if a.ndim != b.ndim:
+        return False
+    first = tuple(slice(0, 1) if n != m else slice(None) for n, m in zip(a.shape, b.shape, strict=True))
+    return a.size > 0 and all(np.array_equal(each, np.broadcast_to(a[first], each.shape)) for each in (a, b))
+
+
+def _rows(block: Block, rows: int) -> np.ndarray:
+    """The row of an operand with `rows` rows that each element of a block depends on."""
+    if block.op != "conv":
+        return np.arange(block.size) // (block.size // rows)
+    outputs, groups = len(block.constants["weight"]), block.constants["options"]["groups"]
+    output, place = np.divmod(np.arange(block.size), block.size // outputs)
+    return place * groups + output // (outputs // groups)
