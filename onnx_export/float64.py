@@ -13,10 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_loop
 
-from onnx_export.operators import kernels, standardise
+from onnx_export.kernels import KERNELS
+from onnx_export.operators import kernels
 from onnx_export.quantizer import DOMAIN, Decisions, Variation, kernel, replace_quantizers
 from onnx_export.recurrent import KERNELS as RECURRENT
 
@@ -221,58 +220,8 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
     tensor.CopyFrom(wide)
 
 
-class FusedMatMul(OpRun):
-    """onnxruntime's product of matrices that may be transposed, with a factor."""
-
-    op_domain = "com.microsoft"
-
-    def _run(self, a, b, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
-        if transBatchA or transBatchB:
-            raise NotImplementedError("FusedMatMul with transposed batches")
-        a, b = (np.swapaxes(each, -1, -2) if turn else each for each, turn in ((a, transA), (b, transB)))
-        return ((np.matmul(a, b) * np.asarray(alpha, a.dtype)).astype(a.dtype),)
-
-
-class BatchNormalization(OpRun):
-    """Replaces onnx's kernel, which uses the statistics of the batch in every model below opset 14."""
-
-    def _run(self, *inputs, epsilon=None, momentum=None, training_mode=None, **_):
-        x, scale, bias, mean, var = inputs
-        per_channel, eps = (-1,) + (1,) * (x.ndim - 2), float(np.float32(1e-5 if epsilon is None else epsilon))
-        if not training_mode:
-            d = x - mean.reshape(per_channel)
-            xhat = d / np.sqrt(var.reshape(per_channel) + eps)
-            return (xhat * scale.reshape(per_channel) + bias.reshape(per_channel),)
-        axes, share = (0, *range(2, x.ndim)), 0.9 if momentum is None else momentum
-        xhat = standardise(x, axes, eps)[0]
-        averages = (old * share + new * (1 - share) for old, new in ((mean, x.mean(axes)), (var, x.var(axes))))
-        return xhat * scale.reshape(per_channel) + bias.reshape(per_channel), *averages
-
-
-class Loop(op_loop.Loop):
-    """Replaces onnx's kernel, which concatenates scan outputs along their first axis; the standard stacks them."""
-
-    def _run(self, M, cond, *carried, context=None, body=None, **options):
-        index, running, *names = self.body.input_names
-        values, scanned, cond = dict(context or {}), [], True if cond is None else cond
-        step = 0
-        while cond and (M is None or step < M):
-            values |= {index: np.array(step, np.int64), running: np.asarray(cond)}
-            values |= dict(zip(names, carried, strict=True))
-            cond, *results = self._run_body(values, **options)
-            carried = results[: len(names)]
-            scanned.append(results[len(names) :])
-            step += 1
-        if not scanned:
-            return (*carried, *[np.empty(0)] * (len(self.onnx_node.output) - len(names)))
-        return (*carried, *(np.stack(column) for column in zip(*scanned, strict=True)))
-
-
-_OWN = (BatchNormalization, FusedMatMul, Loop)
-
-
 class _Evaluator(ReferenceEvaluator):
     """onnx's evaluator with this package's kernels, also in subgraphs and local functions."""
 
     def __init__(self, proto, new_ops=None, **options):
-        super().__init__(proto, new_ops=[*_OWN, *RECURRENT, *kernels(), *(new_ops or [])], **options)
+        super().__init__(proto, new_ops=[*KERNELS, *RECURRENT, *kernels(), *(new_ops or [])], **options)

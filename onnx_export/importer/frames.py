@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnx_export.importer.elements import Block, Elements
 from onnx_export.nodes import subgraphs
 
-__all__ = ["MAX_REACH", "Reach", "counted", "thresholds"]
+__all__ = ["MAX_REACH", "Reach", "counted", "thresholds", "unrolled"]
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -144,6 +144,41 @@ class Reach:
         """Whether a value is of the last frame alone, or of none."""
         last = self.last[value.numbers]
         return bool(((last < 0) | ((last == self.length - 1) & self.moves)).all())
+
+
+def unrolled(trace, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Where a trace without cells has a recurrent layer written out: copies of a matrix, each with one more frame."""
+    copies: dict[bytes, list[Block]] = {}
+    for block in trace.blocks:
+        if block.op == "product":
+            copies.setdefault(block.constants["weight"].tobytes(), []).append(block)
+    groups = [group for group in copies.values() if len(group) > 1]
+    behind = _behind(trace, {block.first for group in groups for block in group}) if groups else {}
+    for name, shape in shapes.items():
+        for axis in [axis for axis, size in enumerate(shape) if size > 1 and groups]:
+            last = Reach(trace, {name: axis}, shape[axis]).last
+            for group in groups:
+                ends = [last[block.first : block.first + block.size].max() for block in group]
+                pairs = zip(group, group[1:], ends, ends[1:], strict=False)
+                if all(a.first in behind[b.first] and end < after for a, b, end, after in pairs):
+                    text = f"{len(group)} copies of one matrix in a chain, each with more of the {shape[axis]} elements"
+                    remedy = "export one step with its state, or the recurrent operator"
+                    return [f"{group[0].node}: {text} along axis {axis} of {name!r}: an unrolled RNN; {remedy}"]
+    return []
+
+
+def _behind(trace, marked: set[int]) -> dict[int, set[int]]:
+    """The marked blocks, by their first numbers, that each block depends on; sets are shared where they are equal."""
+    found: dict[int, set[int]] = {}
+    for block in trace.blocks:
+        sets = []
+        for operand in block.operands:
+            for owner in trace.owners(operand):
+                own = {owner.first} if owner.first in marked else set()
+                sets.append(found[owner.first] | own if own else found[owner.first])
+        largest = max(sets, key=len, default=set())
+        found[block.first] = largest if all(one <= largest for one in sets) else set().union(*sets)
+    return found
 
 
 def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:

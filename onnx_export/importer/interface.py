@@ -21,6 +21,7 @@ from onnx_export.errors import NotImported
 from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
+from onnx_export.importer.frames import unrolled
 from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
@@ -160,7 +161,11 @@ def plan(
         if whole.steps > 1:
             read, trace = whole, Trace(model, whole.shapes, whole.constants)
             plans = list(_plans(model, trace, read, states, frames))
-    return _only(plans, trace, read)
+    written = unrolled(trace, read.shapes)
+    found = _only(plans, trace, read, written)
+    if written and not found.states and not found.chain.cells:
+        raise NotImported("it keeps no state from call to call:", written)
+    return found
 
 
 def _whole(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> Inputs:
@@ -268,8 +273,8 @@ def _flat(value: Elements) -> list[int]:
     return value.numbers.ravel().tolist()
 
 
-def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
-    """The one plan without a fault."""
+def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -> Plan:
+    """The one plan without a fault; `written` are possible reasons why there is none."""
     good = [found for found in plans if not found.faults]
     best = max(map(_rank, good), default=None)
     good = [found for found in good if _rank(found) == best]
@@ -282,7 +287,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
     # the reading that came furthest says best what is missing: to layers, or most steps
     furthest = max(plans, key=lambda found: (bool(found.chain.layers), found.chain.depth), default=None)
     mixed = [fault for _, faults in inputs.mixed for fault in faults]
-    faults = _together(furthest.faults if furthest else [*trace.faults, *mixed])
+    faults = _together([*written, *(furthest.faults if furthest else [*trace.faults, *mixed])])
     faults = faults or ["no output has the size of a result or of a state"]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:

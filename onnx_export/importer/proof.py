@@ -18,6 +18,7 @@ from cnorm.layers.embedding import in_tokens
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
+from onnx_export.graph.branches import without_branches
 from onnx_export.importer.interface import Plan
 from onnx_export.nodes import subgraphs
 from onnx_export.ort import CannotRun, Session
@@ -57,7 +58,8 @@ def prove(model, onnx_model: onnx.ModelProto, found: Plan):
 
 def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto:
     """A copy of the file that computes one step with the inputs x, h0_in, ... and the outputs y, h0_out, ..."""
-    copy = _prefixed(onnx_model)
+    # onnxruntime 1.32 can't inline an If whose branches read names that were changed
+    copy = _prefixed(without_branches(onnx_model, found.trace.taken))
     graph = copy.graph
     table = state_table(model)
     units = {row["name"]: row["units"] for row in table}

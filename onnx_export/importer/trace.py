@@ -21,6 +21,7 @@ from cnorm.text import quoted
 from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
+from onnx_export.kernels import KERNELS
 from onnx_export.nodes import subgraphs
 
 __all__ = ["Trace", "describe"]
@@ -69,6 +70,8 @@ class Trace:
         The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size].
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
+    taken : dict of tuple of str to str
+        The branch of each If node, as `graph.branches` wants it.
     faults : list of str
         Nodes that have no counterpart: operator, name and reason. What they compute is not traced further; nodes
         behind them are judged by operator.
@@ -82,6 +85,8 @@ class Trace:
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
         self._next = self._moved_elements = self._nodes = 0
+        self.taken: dict[tuple[str, ...], str] = {}
+        self._around: tuple[str, ...] = ()
         self.faults: list[str] = []
         self.linear = 0  # linear functions that were expanded, see `affine.affine`
         self.cells: dict = {}  # that were searched, see `cells.written_cell`
@@ -206,7 +211,10 @@ class Trace:
         name = "then_branch" if np.asarray(condition).item() else "else_branch"
         graph = next(attribute.g for attribute in node.attribute if attribute.name == name)
         self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        outside, self._around = self._around, (*self._around, node.output[0])
+        self.taken[self._around] = name
         self._run(graph)
+        self._around = outside
         if any(value.name not in self.values for value in graph.output):
             return []  # behind a node of the branch that could not be traced
         return [self.values[value.name] for value in graph.output]
@@ -277,7 +285,8 @@ class Trace:
         feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
         try:
             with np.errstate(all="ignore"):
-                results = iter(ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds))
+                one = helper.make_model(graph, opset_imports=opsets)
+                results = iter(ReferenceEvaluator(one, new_ops=[*KERNELS]).run(None, feeds))
         except Exception as error:  # onnx's kernels raise anything
             raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
         return [next(results) if name else None for name in node.output]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import imported, node, normal, saved
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import cnorm
 import onnx_export
@@ -390,6 +390,11 @@ def test_the_first_stage_of_dtln():
         ("b2w.onnx", ["LSTM", *["Linear", "Activation"] * 4, "Linear"], {}),
         ("firered.onnx", None, {}),
         ("silero_16k_op15.onnx", None, {"inputs": {"sr": 16000}, "dims": {"sequence": 576}}),
+        (
+            "silero_vad.onnx",
+            None,
+            {"inputs": {"sr": 16000}, "dims": {"input:0": 1, "state:1": 1, "input:1": 576}},
+        ),
     ],
 )
 def test_public_models(file, kinds, options):
@@ -399,6 +404,26 @@ def test_public_models(file, kinds, options):
     assert own.count("CausalConv1d") == (8 if file == "firered.onnx" else 0)
     assert own.count("Conv1d") == (3 if file.startswith("silero") else 0)
     assert found.report.ok
+
+
+def gain(result, name, inner):
+    """A branch that stores a gain under the same name as every other, and an If in it or the product."""
+    stored = [numpy_helper.from_array(np.float32(name), "gain")]
+    nodes = [inner] if inner else [node("Mul", "x gain", "scaled"), node("Add", "scaled gain", result)]
+    return helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(result, 1, None)], stored)
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(8, 3), (16, 5)])
+def test_branches_of_an_input_that_is_given_are_taken(rate, factor, tmp_path, rng):
+    inner = helper.make_node("If", ["is16"], ["b"], then_branch=gain("r", 5, None), else_branch=gain("r", 3, None))
+    outer = helper.make_node("If", ["yes"], ["z"], then_branch=gain("b", 2, inner), else_branch=gain("r", 7, None))
+    nodes = [node("Equal", "rate sixteen", "is16"), outer, node("Gemm", "z W B", "y")]
+    weights = {"W": normal(rng, INPUTS, 4), "B": normal(rng, 4), "yes": np.array(True), "sixteen": np.array(16)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS], "rate": []}, {"y": [1, 4]}, weights, ids=["rate"])
+    found = imported(path, inputs={"rate": rate})
+    x = normal(rng, 1, INPUTS)
+    expected = (x * factor + factor) @ weights["W"] + weights["B"]
+    np.testing.assert_allclose(found.model.run(x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (1, 3), (INPUTS, 2)])

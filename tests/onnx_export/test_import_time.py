@@ -222,3 +222,28 @@ def test_what_the_number_of_frames_decides_is_refused(kind, tmp_path, rng):
     path = written(tmp_path / "m.onnx", rng, nodes, more)
     with pytest.raises(ValueError, match=r"number of (the )?frames|does not run the file over"):
         imported(path)
+
+
+def written_out(steps, own_parts):
+    """An RNN of some steps, each on its own part of the frame or all on the whole frame."""
+    nodes = [node("Split", "x", " ".join(f"x{t}" for t in range(steps)), axis=1)]
+    for t in range(steps):
+        before = f"h{t - 1}" if t else "zero"
+        nodes += [
+            node("MatMul", f"x{t if own_parts else 0} W", f"a{t}"),
+            node("MatMul", f"{before} U", f"r{t}"),
+            node("Add", f"a{t} r{t}", f"s{t}"),
+            node("Tanh", f"s{t}", f"h{t}"),
+        ]
+    return [*nodes, node("Identity", f"h{steps - 1}", "y")]
+
+
+@pytest.mark.parametrize("own_parts", [True, False])
+def test_a_recurrence_written_out_is_no_network_but_layers_of_one_weight_are(own_parts, tmp_path, rng):
+    stored = {"W": normal(rng, 4, UNITS), "U": normal(rng, UNITS, UNITS), "zero": np.zeros((1, UNITS), np.float32)}
+    path = saved(tmp_path / "m.onnx", written_out(5, own_parts), {"x": [1, 20]}, {"y": [1, UNITS]}, stored)
+    if not own_parts:
+        assert imported(path).report.ok
+        return
+    with pytest.raises(ValueError, match=r"4 copies of one matrix in a chain, .* an unrolled RNN"):
+        imported(path)
