@@ -15,7 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnx_export.importer.elements import Block, Elements
-from onnx_export.nodes import subgraphs
+from onnx_export.nodes import all_graphs, subgraphs
 
 __all__ = ["MAX_REACH", "Reach", "counted", "thresholds", "unrolled"]
 
@@ -98,7 +98,7 @@ class Reach:
     def _through(self, block: Block) -> None:
         at = slice(block.first, block.first + block.size)
         carried = block.op in CELLS and block.first in self.trace.unrolled
-        for operand in block.operands[: 1 if carried else None]:
+        for operand in block.operands[: 1 if carried else 0 if block.op == "carried" else None]:
             row = _rows(block, len(operand))
             self.first[at] = np.minimum(self.first[at], self.first[operand].min(axis=1)[row])
             self.last[at] = np.maximum(self.last[at], self.last[operand].max(axis=1)[row])
@@ -191,7 +191,7 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
         Of the same dimension with two numbers of frames. A constant that differs between them depends on the number.
     """
     faults = []
-    for node in model.graph.node:
+    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
         pairs, results = (
             [(one.trace.values.get(name), more.trace.values.get(name)) for name in names]
             for names in (node.input, node.output)

@@ -160,6 +160,8 @@ def plan(
         whole = _whole(model, read, dims)
         if whole.steps > 1:
             read, trace = whole, Trace(model, whole.shapes, whole.constants)
+            if trace.repeated:
+                raise NotImported("a Loop takes a stored number of steps: export it for any number, or as a Scan")
             plans = list(_plans(model, trace, read, states, frames))
     written = unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)
@@ -263,6 +265,9 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
             last = set(xs[0].ravel().tolist())
             ys = {name: y[[trace.root(number) in last for number in y.tolist()]] for name, y in ys.items()}
         chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys)
+        ends = {begin: end for *_, each in trace.repeated for begin, end in each.items()}
+        if any(ends.get(before, new) != new for new, before in old.items()):
+            chain.faults.append("an output gives a state of a loop back changed")
         if inputs.time_axes and len(chosen) > 1:
             chain.faults.append(f"{_names(inputs.time_axes)} runs over steps, so it must be all of x: {_names(chosen)}")
         _check_states(chain, trace, known, pairs, names)

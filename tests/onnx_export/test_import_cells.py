@@ -18,6 +18,8 @@ EXPORTS = {
     "composed": {"composed_norms": True},
     "13": {"opset": 13},
     "newest": {"opset": newest_opset()},
+    "scan": {"form": "sequence"},
+    "loop": {"form": "sequence", "loop": "loop", "composed_norms": True},
 }
 # one a preset, or all of them
 CHOSEN = [
