@@ -1,11 +1,11 @@
 """Load streaming models from ONNX files of other programs, as a list of layers that is proven against the file.
 
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
-`dimensions.py` finds which axis counts frames and `frames.py` what mixes them, `activations.py` and `cells.py` (by
-`affine.py`, `normed_rows.py`, `cell_parts.py` and the float64 values of `values.py`) find what is written out,
-`chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs are states,
-`proof.py` compares with the file. All this happens in a child process (`worker.py`), so this module imports neither
-onnx nor onnxruntime. `command.py` is `cnorm import`.
+`dimensions.py` finds which axis counts frames, `frames.py` what mixes them and `shifts.py` what a stream can carry,
+`repeated.py` follows loops, `activations.py` and `cells.py` (by `affine.py`, `normed_rows.py`, `cell_parts.py` and the
+float64 values of `values.py`) find what is written out, `chain.py` finds the steps and `joining.py` makes layers of
+them, `interface.py` finds which inputs are states, `proof.py` compares with the file. All this happens in a child
+process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,15 @@ def import_model(
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    notes = _notes(model, found, file)
+    notes = (*_notes(model, found, file), *_left_out(onnx_model, found))
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+
+
+def _left_out(onnx_model, found) -> tuple[str, ...]:
+    """The outputs that are neither y nor given back: their elements are those of a state."""
+    kept = {*found.outputs, *found.states.values()}
+    names = [value.name for value in onnx_model.graph.output if value.name not in kept]
+    return (f"outputs whose elements are a state's are left out: {', '.join(map(repr, names))}",) if names else ()
 
 
 def _notes(model: Model, found, file) -> tuple[str, ...]:

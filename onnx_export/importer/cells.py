@@ -105,6 +105,8 @@ class _Reading:
                 kept = form.columns(self.before)
                 if len(kept) != len(self.before) or not np.allclose(kept, kept[0, 0] * np.eye(len(kept)), atol=1e-12):
                     break
+                if not 0 < kept[0, 0] < 1:
+                    break
                 outer["zoneout"] = float(str(np.float32(kept[0, 0])))
                 form = Affine(form.terms[~of_h], form.weight[:, ~of_h] / (1 - float(kept[0, 0])), form.bias)
             elif of_h.any():

@@ -18,6 +18,7 @@ from onnx_export.importer.cells import Found, written_cell
 from onnx_export.importer.convolutions import Lags, in_frame, over_time
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
+from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
 
@@ -36,6 +37,8 @@ class Chain:
         For each element of a state's output that of its input.
     outputs : dict of str to ndarray
         Numbers of each output's elements, in their order.
+    shifts : Shifts, optional
+        What elements were in frames before.
 
     Attributes
     ----------
@@ -51,9 +54,16 @@ class Chain:
         Steps found on the way from the outputs.
     """
 
-    def __init__(self, trace, frame: np.ndarray, old: dict[int, int], outputs: dict[str, np.ndarray]):
+    def __init__(
+        self,
+        trace,
+        frame: np.ndarray,
+        old: dict[int, int],
+        outputs: dict[str, np.ndarray],
+        shifts: Shifts | None = None,
+    ):
         self.trace, self.old = trace, old
-        self._lags = Lags(old)
+        self._lags = Lags(old, shifts)
         self.frame = frame
         self._filters: dict[bytes, tuple[set[int], np.ndarray]] = {}  # convolutions over time: frame and outputs
         self._shared: dict[bytes, np.ndarray] = {}  # for the outputs of one of several with the same cache those of all
@@ -143,7 +153,8 @@ class Chain:
             return (lambda to: to.add(found[0])), [found[1]]
         linear = None if block and block.first in self._negated else affine(self.trace, numbers)
         if linear and (found := over_time(self._lags, linear)):
-            self._filters[numbers.tobytes()] = set(found[2].tolist()), numbers
+            if self._lags.cached:
+                self._filters[numbers.tobytes()] = set(found[2].tolist()), numbers
             return (lambda to: to.filtered(*found[:2])), [found[2]]
         if linear and not self._sums(block, linear.terms):
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
@@ -207,6 +218,12 @@ class Chain:
         if op in ("scale", "shift"):
             values = constants["factor" if op == "scale" else "offset"]
             return (lambda to: getattr(to, op)(values)), [block.operands[0].ravel()]
+        if op in ("mean", "sum"):
+            terms, places = np.unique(block.operands[0], return_inverse=True)
+            weight = np.zeros((block.size, len(terms)))
+            share = 1 / block.operands[0].shape[1] if op == "mean" else 1.0
+            np.add.at(weight, (np.arange(block.size)[:, None], places.reshape(block.size, -1)), share)
+            return (lambda to: to.product(weight, np.zeros(block.size))), [terms]
         if op == "norm":
             return self._norm(block.node, block.operands[0], constants["eps"])
         if op == "divide" and (found := self._written_norm(block)):

@@ -4,10 +4,10 @@ Every function takes the trace, the node's description, its attributes, its inpu
 returns its outputs. The blocks that they add have these operations:
 
     product      rows of `weight` [outputs, terms] times the operand [rows, terms]
-    conv         a convolution with `weight` and `options` of `x` [channels, positions], see `_filtered`
+    conv         a convolution with `weight` and `options` of `x` [channels, positions], see `windows.py`
     scale        the operand times `factor`, shift: plus `offset`; both [size] in float64
     add, subtract, multiply, divide   of two operands, element by element
-    mean         of each row
+    mean, sum    of each row
     square, root, reciprocal          of each element
     norm         layer norm of each row, without gain and bias, with `eps`
     integer      each element as an integer, which only an embedding takes
@@ -23,23 +23,17 @@ from collections.abc import Callable
 from math import prod
 
 import numpy as np
+from onnx import helper
 
+from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
+from onnx_export.importer.matrices import average_pool, einsum, global_average, reduction
 from onnx_export.importer.operators_of_cells import recurrent
+from onnx_export.importer.windows import convolution
 
 __all__ = ["COMPUTING"]
 
-MAX_WINDOWS = 1 << 22  # elements
 MAX_TOKENS = 1 << 14  # of one Gather
-
-
-def _is_elements(value) -> bool:
-    return isinstance(value, Elements)
-
-
-def _each(value) -> np.ndarray:
-    """The operand of an elementwise block: one term in each row."""
-    return value.numbers.reshape(-1, 1)
 
 
 # ---------------------------------------------------------------------------------------------- element by element
@@ -48,24 +42,14 @@ def _each(value) -> np.ndarray:
 def _function(op: str, **defaults) -> Callable:
     def apply(trace, node, attributes, inputs, outputs):
         parameters = {name: float(attributes.get(name, default)) for name, default in defaults.items()}
-        return [trace.add(op, node, inputs[0].shape, [_each(inputs[0])], **parameters)]
+        return [trace.add(op, node, inputs[0].shape, [each(inputs[0])], **parameters)]
 
     return apply
 
 
-def _shift(trace, node, x, offset):
-    offset = np.broadcast_to(np.asarray(offset, np.float64), x.shape).ravel()
-    return x if not offset.any() else trace.add("shift", node, x.shape, [_each(x)], offset=offset)
-
-
-def _scale(trace, node, x, factor):
-    factor = np.broadcast_to(np.asarray(factor, np.float64), x.shape).ravel()
-    return x if (factor == 1).all() else trace.add("scale", node, x.shape, [_each(x)], factor=factor)
-
-
 def _expanded(value, shape):
     """Elements or a constant, broadcast to a shape."""
-    if not _is_elements(value):
+    if not is_elements(value):
         return np.broadcast_to(value, shape)
     return Elements(np.broadcast_to(value.numbers, shape))
 
@@ -79,84 +63,139 @@ def _binary(op: str) -> Callable:
         if prod(shape) > MAX_NUMBERED:
             raise Cannot(f"its result has {prod(shape)} elements, the limit is {MAX_NUMBERED}")
         a, b = (_expanded(value, shape) for value in inputs)
-        if _is_elements(a) and _is_elements(b):
-            return [trace.add(op, node, shape, [_each(a), _each(b)])]
+        if is_elements(a) and is_elements(b):
+            return [trace.add(op, node, shape, [each(a), each(b)])]
         return [_with_constant(trace, node, op, a, b)]
 
     return apply
 
 
 def _with_constant(trace, node, op, a, b):
-    x, constant = (a, b) if _is_elements(a) else (b, a)
+    x, constant = (a, b) if is_elements(a) else (b, a)
     constant = np.asarray(constant, np.float64)
     if op == "add":
-        return _shift(trace, node, x, constant)
+        return shift(trace, node, x, constant)
     if op == "multiply":
-        return _scale(trace, node, x, constant)
+        return scale(trace, node, x, constant)
     if op == "subtract":
         if x is a:
-            return _shift(trace, node, x, -constant)
-        return _shift(trace, node, _scale(trace, node, x, -1), constant)
+            return shift(trace, node, x, -constant)
+        return shift(trace, node, scale(trace, node, x, -1), constant)
     if x is b:  # constant / x
-        return _scale(trace, node, trace.add("reciprocal", node, x.shape, [_each(x)]), constant)
+        return scale(trace, node, trace.add("reciprocal", node, x.shape, [each(x)]), constant)
     if not constant.all():
         raise Cannot("it divides by 0")
-    return _scale(trace, node, x, 1 / constant)
+    return scale(trace, node, x, 1 / constant)
 
 
 def _negative(trace, node, attributes, inputs, outputs):
-    return [_scale(trace, node, inputs[0], -1)]
+    return [scale(trace, node, inputs[0], -1)]
 
 
 def _power(trace, node, attributes, inputs, outputs):
     x, exponent = inputs
-    if not _is_elements(x) or _is_elements(exponent) or np.size(exponent) != 1:
+    if not is_elements(x) or is_elements(exponent) or np.size(exponent) != 1:
         raise Cannot("its exponent is not one constant")
     if np.all(exponent == 3):
-        square = trace.add("square", node, x.shape, [_each(x)])
-        return [trace.add("multiply", node, x.shape, [_each(square), _each(x)])]
+        square = trace.add("square", node, x.shape, [each(x)])
+        return [trace.add("multiply", node, x.shape, [each(square), each(x)])]
     op = {2.0: "square", 0.5: "root", -1.0: "reciprocal"}.get(float(np.asarray(exponent).ravel()[0]))
     if not op:
         raise Cannot(f"no layer computes the power {float(np.asarray(exponent).ravel()[0]):g}")
-    return [trace.add(op, node, x.shape, [_each(x)])]
+    return [trace.add(op, node, x.shape, [each(x)])]
 
 
 def _clip(trace, node, attributes, inputs, outputs):
     """The limits are inputs, or attributes before opset 11."""
     x, low, high = (*inputs, None, None)[:3]
-    if _is_elements(low) or _is_elements(high):
+    if is_elements(low) or is_elements(high):
         raise Cannot("its limits depend on the frame")
     low = attributes.get("min", -np.inf) if low is None else low
     high = attributes.get("max", np.inf) if high is None else high
-    return [trace.add("clip", node, x.shape, [_each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
+    return [trace.add("clip", node, x.shape, [each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
 
 
-def _greater(trace, node, attributes, inputs, outputs):
-    x, limit = inputs
-    if not _is_elements(x) or _is_elements(limit) or np.size(limit) != 1:
-        raise Cannot("it compares with more than one constant")
-    return [trace.add("greater", node, x.shape, [_each(x)], limit=float(np.ravel(limit)[0]))]
+def _comparison(greater: bool) -> Callable:
+    """x > limit or x < limit. Whether it is met at the limit matters to no function that `_where` knows."""
+
+    def apply(trace, node, attributes, inputs, outputs):
+        x, limit = inputs if is_elements(inputs[0]) else inputs[::-1]
+        if is_elements(limit) or np.size(limit) != 1:
+            raise Cannot("it compares with more than one constant")
+        op = "greater" if greater == is_elements(inputs[0]) else "less"
+        return [trace.add(op, node, x.shape, [each(x)], limit=float(np.ravel(limit)[0]))]
+
+    return apply
 
 
 def _where(trace, node, attributes, inputs, outputs):
-    """Softplus as an exporter of PyTorch writes it, x where x > 20: softplus(x) is the same number in float32."""
-    if all(map(_is_elements, inputs)):
-        test, _, soft = (trace.owners(value.numbers)[0] for value in inputs)
-        if (test.op, soft.op) == ("greater", "softplus") and test.constants["limit"] >= 20:
-            x = test.operands[0].ravel()
-            wanted = (test.numbers, x, soft.numbers)
-            same = [np.array_equal(one, value.numbers.ravel()) for one, value in zip(wanted, inputs, strict=True)]
-            if all(same) and np.array_equal(x, soft.operands[0].ravel()):
-                return [inputs[2]]
+    """Relu, and x where x > 0 or else x times slopes; softplus as an exporter of PyTorch writes it, x where x > 20."""
+    test, *results = inputs
+    tests = trace.owners(test.numbers) if is_elements(test) else []
+    if (
+        len(tests) == 1
+        and tests[0].op in ("greater", "less")
+        and np.array_equal(test.numbers.ravel(), tests[0].numbers)
+    ):
+        x, limit = tests[0].operands[0].ravel(), tests[0].constants["limit"]
+        above, below = results if tests[0].op == "greater" else results[::-1]
+        if is_elements(above) and np.array_equal(above.numbers.ravel(), x) and prod(np.shape(below)) in (1, len(x)):
+            shape = np.broadcast_shapes(test.shape, above.shape, np.shape(below))
+            if limit == 0 and (slope := _slope(trace, below, x)) is not None:
+                return [_kinked(trace, node, Elements(x.reshape(shape)), slope)]
+            if limit >= 20 and is_elements(below) and _is_function(trace, "softplus", below, x):
+                return [Elements(below.numbers.reshape(shape))]
     raise Cannot("it chooses between two results")
+
+
+def _kinked(trace, node, x: Elements, slope: np.ndarray) -> Elements:
+    """x above 0, x times slopes below."""
+    if not slope.any():
+        return trace.add("relu", node, x.shape, [each(x)])
+    return trace.add("prelu", node, x.shape, [each(x)], slope=np.asarray(slope, np.float32))
+
+
+def _is_function(trace, op: str, value: Elements, x: np.ndarray) -> bool:
+    owners = trace.owners(value.numbers)
+    whole = len(owners) == 1 and owners[0].op == op and np.array_equal(value.numbers.ravel(), owners[0].numbers)
+    return whole and np.array_equal(owners[0].operands[0].ravel(), x)
+
+
+def _slope(trace, value, x: np.ndarray) -> np.ndarray | None:
+    """What elements x are multiplied by; None if they are not."""
+    if not is_elements(value):
+        return None if np.any(value) else np.zeros(len(x))
+    return trace.owners(value.numbers)[0].constants["factor"] if _is_function(trace, "scale", value, x) else None
+
+
+def _limit(op: str) -> Callable:
+    """Max or Min with one constant; or with x times a slope from 0 to 1."""
+
+    def apply(trace, node, attributes, inputs, outputs):
+        if len(inputs) != 2:
+            raise Cannot(f"it compares {len(inputs)} values, wanted 2")
+        if all(map(is_elements, inputs)):
+            for x, other in (inputs, inputs[::-1]):
+                slope = _slope(trace, other, x.numbers.ravel()) if op == "Max" and x.shape == other.shape else None
+                if slope is not None and ((slope >= 0) & (slope <= 1)).all():
+                    return [_kinked(trace, node, x, slope)]
+            raise Cannot("it chooses between two results")
+        x, limit = inputs if is_elements(inputs[0]) else inputs[::-1]
+        if np.size(limit) != 1 or np.ndim(limit) > len(x.shape):
+            raise Cannot("it compares with more than one constant")
+        limit = float(np.ravel(limit)[0])
+        limits = {"lo": limit, "hi": np.inf} if op == "Max" else {"lo": -np.inf, "hi": limit}
+        return [trace.add("clip", node, x.shape, [each(x)], **limits)]
+
+    return apply
 
 
 def _prelu(trace, node, attributes, inputs, outputs):
     x, slope = inputs
-    if _is_elements(slope) or not _is_elements(x):
+    if is_elements(slope) or not is_elements(x):
         raise Cannot("its slope must be a constant")
     slope = np.broadcast_to(np.asarray(slope), x.shape).ravel()
-    return [trace.add("prelu", node, x.shape, [_each(x)], slope=slope)]
+    return [trace.add("prelu", node, x.shape, [each(x)], slope=slope)]
 
 
 def _softmax(trace, node, attributes, inputs, outputs):
@@ -179,24 +218,36 @@ def _gelu(trace, node, attributes, inputs, outputs):
 def _mish(trace, node, attributes, inputs, outputs):
     """x tanh(softplus(x)), of three layers."""
     x = inputs[0]
-    soft = trace.add("softplus", node, x.shape, [_each(x)])
-    gate = trace.add("tanh", node, x.shape, [_each(soft)])
-    return [trace.add("multiply", node, x.shape, [_each(x), _each(gate)])]
+    soft = trace.add("softplus", node, x.shape, [each(x)])
+    gate = trace.add("tanh", node, x.shape, [each(soft)])
+    return [trace.add("multiply", node, x.shape, [each(x), each(gate)])]
 
 
 def _celu(trace, node, attributes, inputs, outputs):
     """alpha elu(x / alpha), of an elu whose own alpha is 1."""
     alpha = float(attributes.get("alpha", 1.0))
-    inner = _scale(trace, node, inputs[0], 1 / alpha)
-    return [_scale(trace, node, trace.add("elu", node, inner.shape, [_each(inner)], alpha=1.0), alpha)]
+    inner = scale(trace, node, inputs[0], 1 / alpha)
+    return [scale(trace, node, trace.add("elu", node, inner.shape, [each(inner)], alpha=1.0), alpha)]
 
 
 def _cast(trace, node, attributes, inputs, outputs):
-    if attributes["to"] in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
+    to = attributes["to"]
+    if to in (10, 16) and not trace.halves:  # FLOAT16, BFLOAT16
+        raise Cannot("it rounds to 16 bits, in a file whose inputs are wider")
+    if to in (1, 10, 11, 16):  # FLOAT, DOUBLE
         return [inputs[0]]
-    if attributes["to"] not in (6, 7):  # INT32, INT64
+    if to not in (6, 7):  # INT32, INT64
         raise Cannot("it makes small integers or truth values of elements of the frame")
-    return [trace.add("integer", node, inputs[0].shape, [_each(inputs[0])])]
+    return [trace.add("integer", node, inputs[0].shape, [each(inputs[0])])]
+
+
+def _cast_like(trace, node, attributes, inputs, outputs):
+    x, like = inputs
+    if isinstance(like, Elements):
+        if any(block.op == "integer" for block in trace.owners(like.numbers)):
+            raise Cannot("it makes integers of elements of the frame")
+        return [x]
+    return _cast(trace, node, {"to": helper.np_dtype_to_tensor_dtype(like.dtype)}, [x], outputs)
 
 
 def _gather(trace, node, attributes, inputs, outputs):
@@ -222,127 +273,52 @@ def _gather(trace, node, attributes, inputs, outputs):
 # ---------------------------------------------------------------------------------------------- products
 
 
-def _product(trace, node, rows, weight):
-    """rows: numbers [..., terms]; weight [outputs, terms] -> [..., outputs]."""
-    if rows.shape[-1] != weight.shape[1]:
-        raise Cannot(f"it multiplies {rows.shape[-1]} elements by a matrix with {weight.shape[1]}")
-    operand = rows.reshape(-1, rows.shape[-1])
-    return trace.add("product", node, (*rows.shape[:-1], len(weight)), [operand], weight=np.asarray(weight))
-
-
 def _matmul(trace, node, attributes, inputs, outputs):
     a, b = inputs
-    if _is_elements(a) and _is_elements(b):
+    if is_elements(a) and is_elements(b):
         raise Cannot("it multiplies what depends on the frame by what depends on the frame")
-    if _is_elements(a):
+    if is_elements(a):
         if np.ndim(b) != 2:
             raise Cannot(f"its constant has {np.ndim(b)} axes, wanted 2")
-        return [_product(trace, node, np.atleast_1d(a.numbers), np.asarray(b).T)]
+        return [product(trace, node, np.atleast_1d(a.numbers), np.asarray(b).T)]
     if np.ndim(a) != 2 or len(b.shape) < 2:
         raise Cannot("its constant must be a matrix, and the other input a matrix, too")
-    y = _product(trace, node, np.moveaxis(b.numbers, -2, -1), np.asarray(a))
+    y = product(trace, node, np.moveaxis(b.numbers, -2, -1), np.asarray(a))
     return [Elements(np.moveaxis(y.numbers, -1, -2))]
 
 
 def _gemm(trace, node, attributes, inputs, outputs):
     a, b, c = (*inputs, None)[:3]
-    if _is_elements(b) or _is_elements(c) or not _is_elements(a):
+    if is_elements(b) or is_elements(c) or not is_elements(a):
         raise Cannot("its second and third input must be constants")
     rows = a.numbers.T if attributes.get("transA") else a.numbers
     weight = np.asarray(b) if attributes.get("transB") else np.asarray(b).T
-    y = _scale(trace, node, _product(trace, node, rows, weight), attributes.get("alpha", 1.0))
-    return [y if c is None else _shift(trace, node, y, attributes.get("beta", 1.0) * np.asarray(c, np.float64))]
-
-
-def _conv(trace, node, attributes, inputs, outputs):
-    """A convolution, a product where its kernel has one place. x [1, channels, positions]."""
-    x, weight, bias = (*inputs, None)[:3]
-    if _is_elements(weight) or _is_elements(bias) or not _is_elements(x):
-        raise Cannot("its weights must be constants")
-    if len(x.shape) != 3 or np.ndim(weight) != 3:
-        raise Cannot(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
-    if x.shape[0] != 1:
-        if not trace.rows:
-            raise Cannot(f"it takes {x.shape[0]} rows at once, wanted 1")
-        rows = [_conv(trace, node, attributes, [Elements(row[None]), weight, bias], 1)[0] for row in x.numbers]
-        return [Elements(np.concatenate([row.numbers for row in rows]))]
-    kernel, stride = weight.shape[2], int(attributes.get("strides", [1])[0])
-    dilation, groups = int(attributes.get("dilations", [1])[0]), int(attributes.get("group", 1))
-    reach = (kernel - 1) * dilation + 1
-    before, after = _conv_pads(attributes, x.shape[2], reach, stride)
-    places = (x.shape[2] + before + after - reach) // stride + 1
-    if places < 1:
-        raise Cannot(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
-    if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
-        raise Cannot(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
-    size = places * kernel * x.shape[1]
-    if size > MAX_WINDOWS:
-        raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
-    at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
-    if places == 1 and groups == 1:
-        inside = (at[0] >= 0) & (at[0] < x.shape[2])
-        taps = x.numbers[0][:, at[0, inside]].reshape(1, -1)
-        y = _product(trace, node, taps, np.asarray(weight)[:, :, inside].reshape(len(weight), -1))
-        y = Elements(y.numbers.reshape(1, -1, 1))
-    else:
-        options = {"stride": stride, "dilation": dilation, "groups": groups, "padding": (before, after)}
-        y = _filtered(trace, node, x, np.asarray(weight), at, options)
-    return [y if bias is None else _shift(trace, node, y, np.asarray(bias)[:, None])]
-
-
-def _filtered(trace, node, x, weight, at, options):
-    """A block `conv`; its operand has the window [channels / groups, taps] of each place and group, in this order."""
-    groups = options["groups"]
-    zero = trace.lift(np.zeros(1, np.float32), node).numbers
-    outside = (at < 0) | (at >= x.shape[2])
-    windows = np.where(outside, zero, x.numbers[0][:, np.where(outside, 0, at)])  # [channels, places, taps]
-    windows = windows.reshape(groups, -1, *at.shape).transpose(2, 0, 1, 3).reshape(len(at) * groups, -1)
-    return trace.add("conv", node, (1, len(weight), len(at)), [windows], weight=weight, x=x.numbers[0], options=options)
-
-
-def _conv_pads(attributes, length: int, reach: int, stride: int) -> tuple[int, int]:
-    auto = attributes.get("auto_pad", b"NOTSET")
-    if auto in (b"NOTSET", b"VALID"):
-        return tuple(map(int, attributes.get("pads", [0, 0]))) if auto == b"NOTSET" else (0, 0)
-    total = max((-(-length // stride) - 1) * stride + reach - length, 0)
-    less, more = total // 2, total - total // 2
-    return (less, more) if auto == b"SAME_UPPER" else (more, less)
+    y = scale(trace, node, product(trace, node, rows, weight), attributes.get("alpha", 1.0))
+    return [y if c is None else shift(trace, node, y, attributes.get("beta", 1.0) * np.asarray(c, np.float64))]
 
 
 # ---------------------------------------------------------------------------------------------- norms
 
 
-def _reduce_mean(trace, node, attributes, inputs, outputs):
-    x = inputs[0]
-    axes = attributes.get("axes", inputs[1] if len(inputs) > 1 else None)
-    axes = range(len(x.shape)) if axes is None else [int(axis) % len(x.shape) for axis in np.ravel(axes)]
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    rows = x.numbers.transpose([*kept, *axes]).reshape(int(np.prod([x.shape[i] for i in kept], dtype=int)), -1)
-    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-    if not attributes.get("keepdims", 1):
-        shape = [x.shape[axis] for axis in kept]
-    return [trace.add("mean", node, shape, [rows])] if rows.shape[1] != 1 else [Elements(x.numbers.reshape(shape))]
-
-
 def _layer_norm(trace, node, attributes, inputs, outputs):
-    x, scale, bias = (*inputs, None)[:3]
-    if outputs > 1 or _is_elements(scale) or _is_elements(bias):
+    x, gain, bias = (*inputs, None)[:3]
+    if outputs > 1 or is_elements(gain) or is_elements(bias):
         raise Cannot("its scale and bias must be constants, its statistics unused")
     axis = attributes.get("axis", -1) % len(x.shape)
     rows = x.numbers.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
     y = trace.add("norm", node, x.shape, [rows], eps=float(attributes.get("epsilon", 1e-5)))
-    y = _scale(trace, node, y, scale)
-    return [y if bias is None else _shift(trace, node, y, bias)]
+    y = scale(trace, node, y, gain)
+    return [y if bias is None else shift(trace, node, y, bias)]
 
 
 def _batch_norm(trace, node, attributes, inputs, outputs):
     x, *constants = inputs
-    if attributes.get("training_mode") or any(_is_elements(value) for value in constants):
+    if attributes.get("training_mode") or any(is_elements(value) for value in constants):
         raise Cannot("batch norm with statistics of the batch")
     channel = (-1,) + (1,) * (len(x.shape) - 2)
-    scale, bias, mean, variance = (np.asarray(value, np.float64).reshape(channel) for value in constants)
-    factor = scale / np.sqrt(variance + np.float64(np.float32(attributes.get("epsilon", 1e-5))))
-    return [_shift(trace, node, _scale(trace, node, x, factor), bias - mean * factor)]
+    gain, bias, mean, variance = (np.asarray(value, np.float64).reshape(channel) for value in constants)
+    factor = gain / np.sqrt(variance + np.float64(np.float32(attributes.get("epsilon", 1e-5))))
+    return [shift(trace, node, scale(trace, node, x, factor), bias - mean * factor)]
 
 
 COMPUTING: dict[str, Callable] = {
@@ -356,11 +332,15 @@ COMPUTING: dict[str, Callable] = {
     "Reciprocal": _function("reciprocal"),
     "Cast": _cast,
     "Gather": _gather,
-    "CastLike": lambda trace, node, attributes, inputs, outputs: [inputs[0]],
+    "CastLike": _cast_like,
     "MatMul": _matmul,
     "Gemm": _gemm,
-    "Conv": _conv,
-    "ReduceMean": _reduce_mean,
+    "Conv": convolution,
+    "Einsum": einsum,
+    "ReduceMean": reduction("mean"),
+    "ReduceSum": reduction("sum"),
+    "GlobalAveragePool": global_average,
+    "AveragePool": average_pool,
     "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
     "LSTM": recurrent("LSTM"),
@@ -370,7 +350,12 @@ COMPUTING: dict[str, Callable] = {
     "Tanh": _function("tanh"),
     "Relu": _function("relu"),
     "Clip": _clip,
-    "Greater": _greater,
+    "Greater": _comparison(True),
+    "GreaterOrEqual": _comparison(True),
+    "Less": _comparison(False),
+    "LessOrEqual": _comparison(False),
+    "Max": _limit("Max"),
+    "Min": _limit("Min"),
     "Where": _where,
     "PRelu": _prelu,
     "Softmax": _softmax,

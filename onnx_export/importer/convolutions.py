@@ -11,6 +11,7 @@ import cnorm
 from onnx_export.importer.affine import Affine
 from onnx_export.importer.elements import Block
 from onnx_export.importer.joining import Cell
+from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Lags", "in_frame", "over_time"]
 
@@ -21,34 +22,62 @@ class Lags:
     A cache gives back, at the place of each frame, the frame that came after it; so a new element, which is no state,
     is found again in the chain of what `old` says of it: once for each step that has passed.
 
+    Or they are frames of a trace over a time axis, linked by `Shifts`.
+
     Parameters
     ----------
     old : dict of int to int
         As of `Chain`.
+    shifts : Shifts, optional
+
+    Attributes
+    ----------
+    cached : bool
+        Whether the frames are in states of the file.
     """
 
-    def __init__(self, old: dict[int, int]) -> None:
-        self.chains: dict[int, list[int]] = {}  # a new element, and what it was 1, 2, ... steps before
-        self.of: dict[int, tuple[int, int]] = {}  # an element: the new one, and the steps since
-        before = set(old.values())
+    def __init__(self, old: dict[int, int], shifts: Shifts | None = None) -> None:
+        self.cached, self._chains = shifts is None, {}  # a new element, and what it was 1, 2, ... steps before
+        if shifts:
+            self._linked = shifts.chains()  # [frames, n]
+            self._place = np.full((2, len(shifts.before)), -1)
+            self._place[:, self._linked] = np.indices(self._linked.shape)
+            return
+        before, self._of = set(old.values()), {}  # an element: the new one, and the steps since
         for head in old.keys() - before:
             chain, number = [], head
             while number in old and len(chain) <= len(old):
                 number = old[number]
                 chain.append(number)
-            self.chains[head] = chain
-            self.of |= {number: (head, lag) for lag, number in enumerate([head, *chain])}
+            self._chains[head] = chain
+            self._of |= {number: (head, lag) for lag, number in enumerate([head, *chain])}
+
+    def of(self, numbers: np.ndarray) -> list[tuple[int, int] | None]:
+        """For each of some elements the new one, and the steps since."""
+        if self.cached:
+            return [self._of.get(number) for number in numbers.tolist()]
+        lags, places = self._place[:, numbers]
+        heads = self._linked[0, places]
+        return [None if lag < 0 else (head, lag) for head, lag in zip(heads.tolist(), lags.tolist(), strict=True)]
+
+    def chains(self, found: list[tuple[int, int]]) -> np.ndarray | None:
+        """The frames [history + 1, n] that a layer keeps which reads some, the new one first; None if caches differ."""
+        heads = sorted({head for head, _ in found})
+        if not self.cached:
+            return self._linked[: max(lag for _, lag in found) + 1, self._place[1, heads]]
+        chains = [[head, *self._chains[head]] for head in heads]
+        return np.array(chains).T if len({len(chain) for chain in chains}) == 1 else None
 
 
 def over_time(lags: Lags, linear: Affine) -> tuple[cnorm.CausalConv1d, Cell, np.ndarray] | None:
     """The layer, its state and the frame that it reads, of a product with frames of several steps; None for others."""
-    found = [lags.of.get(number) for number in linear.terms.tolist()]
+    found = lags.of(linear.terms)
     if None in found or not any(lag for _, lag in found):
         return None
-    heads = sorted({head for head, _ in found})
-    history = len(lags.chains[heads[0]])
-    if any(len(lags.chains[head]) != history for head in heads):
+    frames = lags.chains(found)
+    if frames is None:
         return None
+    heads, history = frames[0].tolist(), len(frames) - 1
     dilation = gcd(history, *(lag for _, lag in found))
     taps, place = history // dilation + 1, {head: at for at, head in enumerate(heads)}
     weight = np.zeros((len(linear.weight), len(heads), taps))
@@ -59,7 +88,7 @@ def over_time(lags: Lags, linear: Affine) -> tuple[cnorm.CausalConv1d, Cell, np.
         groups, weight = len(heads), weight[np.arange(len(heads)), np.arange(len(heads))][:, None]
     bias = linear.bias.astype(np.float32) if linear.bias.any() else None
     layer = cnorm.CausalConv1d(weight.astype(np.float32), bias, dilation=dilation, groups=groups)
-    frames = np.array([[head, *lags.chains[head]] for head in heads]).T[::-1]  # the oldest first
+    frames = frames[::-1]  # the oldest first
     return layer, Cell({"f": frames[1:].ravel()}, {"f": frames[:-1].ravel()}), frames[-1]
 
 
@@ -76,7 +105,7 @@ def in_frame(block_of: Callable, lags: Lags, block: Block | None) -> tuple[cnorm
         return None
     weight, options, x = (block.constants[name] for name in ("weight", "options", "x"))
     places = block.size // len(weight)
-    if any(lags.of.get(number, (0, 0))[1] for number in x.ravel().tolist()):
+    if any(found and found[1] for found in lags.of(x.ravel())):
         return None  # frames of before
     factor, offset = (np.broadcast_to(one, block.size).reshape(-1, places) for one in (factor, offset))
     if any((one != one[:, :1]).any() for one in (factor, offset)):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnx_export.errors import NotImported
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds
+from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
 __all__ = ["frames_of", "open_dimensions", "shape_of"]
 
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on
+MOST_CARRIED = 1 << 12  # frames of a trace that shows what a stream has to carry
 
 
 def shape_of(value, dims: Mapping[str, int], unknown: int, time: int | None) -> tuple[int, ...]:
@@ -41,7 +44,10 @@ def frames_of(model, varying, constants, dims) -> dict:
     """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
-    limits = thresholds(model)
+    try:
+        limits = thresholds(model, Trace(model, shapes, constants, rows=True))
+    except Cannot as error:
+        raise NotImported(str(error)) from None
     reach = max(limits, default=0)
     length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -52,25 +58,48 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
             continue
         results = {name: found.trace.values.get(name) for name in names}
-        if found.moves and not fields["time_axes"]:
+        shifts = None
+        if not found.trace.faults and not fields["time_axes"]:
+            found, shifts = _shifts(model, shapes, constants, axes, found)
+            results = {name: found.trace.values.get(name) for name in names}
+        if (found.moves or shifts) and not fields["time_axes"]:
             fields["time_axes"] = dict([next(iter(axes.items()))])
-            fields["output_axes"] = {n: found.axis(y) for n, y in results.items() if isinstance(y, Elements)}
+            fields["output_axes"] = _axes(found, results)
         elif not found.moves and found.trace.faults:
             fields["unfollowed"].append((axes, found.trace.faults))
         elif not found.moves:
             fields["open_axes"].append(axes)
         if found.mixed or not found.trace.faults:
             remedy = f"; if {label!r} has one size, give it by dims"
-            faults = found.faults(results)
-            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
-                faults += counted(model, found, more)
-            faults = [fault + remedy for fault in faults]
+            faults = [fault + remedy for fault in found.faults(results, carried=shifts is not None)]
+            if shifts:
+                fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
             fields["mixed"] += [(axes, faults)] if faults else []
+            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
+                fields["faults"] += [fault + remedy for fault in counted(model, found, more)]
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, constants)
     return fields
+
+
+def _axes(found: Reach, results) -> dict[str, int | None]:
+    """The axis of each output that counts frames."""
+    return {name: found.axis(value) for name, value in results.items() if isinstance(value, Elements)}
+
+
+def _shifts(model, shapes, constants, axes, found: Reach) -> tuple[Reach, Shifts | None]:
+    """With more frames than any output reads, what each element was a frame before; None if outputs are not linked."""
+    length = found.longest() + 2
+    if not 2 < length <= MOST_CARRIED:
+        return found, None
+    more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
+    if more is None or more.trace.faults or not more.mixed or more.longest() + 2 > more.length:
+        return found, None
+    results = {value.name: more.trace.values.get(value.name) for value in model.graph.output}
+    shifts = Shifts(more, axes) if more.reads(results) + 1 < more.length else None
+    return more, shifts if shifts and shifts.carries(results, _axes(more, results)) else None
 
 
 def _with(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
@@ -102,7 +131,7 @@ def _fixed_steps(model, shapes, constants) -> dict:
         for axis, size in enumerate(shape):
             if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
                 results = {n: trace.values.get(n) for n in names}
-                axes = {n: found.axis(y) for n, y in results.items() if isinstance(y, Elements)}
+                axes = _axes(found, results)
                 faults = found.faults(results) if found.mixed or not trace.faults else []
                 mixed = [({name: axis}, faults)] if faults else []
                 return {"time_axes": {name: axis}, "output_axes": axes, "mixed": mixed}

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto
 
 from onnx_export.importer.elements import Block, Elements
-from onnx_export.nodes import all_graphs, subgraphs
+from onnx_export.importer.trace import MOVING
+from onnx_export.nodes import all_graphs
 
-__all__ = ["MAX_REACH", "Reach", "counted", "thresholds", "unrolled"]
+__all__ = ["CELLS", "MAX_REACH", "Reach", "counted", "rows_of", "thresholds", "unrolled"]
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -26,36 +27,39 @@ SIZES = {
     "Reshape", "Expand", "Split", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Cast", "Flatten", "Softmax",
     "Constant", "ConstantOfShape", "LSTM", "GRU", "RNN", "LayerNormalization", "BatchNormalization", "Gemm", "Shape",
 }  # fmt: skip
-# What is constant on both sides of a limit, so that runs beside it show nothing.
-JUDGING = {
-    "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Mod", "Div", "Clip", "Floor", "Ceil",
-    "Round", "Sign", "Relu", "Abs",
+# Through these, sizes and places follow the number of frames as a sum of products with constants.
+CARRYING = {
+    "Shape", "Size", "Gather", "Slice", "Split", "Concat", "Unsqueeze", "Squeeze", "Identity", "Reshape", "Expand",
+    "ConstantOfShape", "Tile", "Transpose", "Flatten", "Add", "Sub", "Mul", "Neg", "Sum", "Range", "Pad", "ReduceProd",
 }  # fmt: skip
+COMPARING = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Max"}
 PARTS = {"Slice", "Gather", "GatherElements", "GatherND", "Split"}  # of a table, whose end no run may reach
+WIDE = {TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOUBLE}
 MOST_INTEGERS = 64  # of a tensor: longer ones are tables of indices
 
 
-def thresholds(model: onnx.ModelProto) -> dict[int, str]:
-    """The stored integers that may count frames, each with a node that has it: pads, dilations, slices, limits."""
-    stored, found = {}, {}
-    graphs = [model.graph]
-    for graph in graphs:
-        stored |= {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
-                stored[node.output[0]] = node.attribute[0].t
-            graphs += [inner for _, inner in subgraphs(node)]
-    for graph in graphs:
-        for node in graph.node:
-            if node.op_type in SIZES:
-                continue
-            numbers = [number for a in node.attribute for number in (a.i, *a.ints)]
-            for name in node.input:
-                if (tensor := stored.get(name)) is not None and np.prod(tensor.dims) <= MOST_INTEGERS:
-                    array = numpy_helper.to_array(tensor)
-                    numbers += array.ravel().tolist() if array.dtype.kind in "iu" else []
-            place = place_of(node)
-            found |= {abs(number): place for number in numbers if abs(number) < 2**31 - 1}  # beyond: to the end
+def thresholds(model: onnx.ModelProto, trace) -> dict[int, str]:
+    """The integers that may count frames, each with a node that has it: pads, dilations, slices, rows in front.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    trace : Trace
+        Of one frame: what it computes from constants counts as what is stored does.
+    """
+    found = {}
+    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
+        values = [trace.values.get(name) for name in node.input]
+        constants = [value for value in values if isinstance(value, np.ndarray)]
+        numbers = []
+        if node.op_type == "Concat" and len(constants) < len(values):
+            numbers += [extent for value in constants for extent in value.shape]
+        if node.op_type not in SIZES:
+            numbers += [number for a in node.attribute for number in (a.i, *a.ints)]
+            few = [value for value in constants if value.dtype.kind in "iu" and value.size <= MOST_INTEGERS]
+            numbers += [number for value in few for number in value.ravel().tolist()]
+        place = place_of(node)
+        found |= {abs(number): place for number in numbers if abs(number) < 2**31 - 1}  # beyond: to the end
     return found
 
 
@@ -99,7 +103,7 @@ class Reach:
         at = slice(block.first, block.first + block.size)
         carried = block.op in CELLS and block.first in self.trace.unrolled
         for operand in block.operands[: 1 if carried else 0 if block.op == "carried" else None]:
-            row = _rows(block, len(operand))
+            row = rows_of(block, len(operand))
             self.first[at] = np.minimum(self.first[at], self.first[operand].min(axis=1)[row])
             self.last[at] = np.maximum(self.last[at], self.last[operand].max(axis=1)[row])
         if block.operands and not self.mixed and (self.first[at] < self.last[at]).any():
@@ -110,15 +114,33 @@ class Reach:
         last = self.last[steps].reshape(len(steps), -1).max(axis=1)
         return last if len(steps) > 1 and (last != last[0]).any() else None
 
-    def faults(self, outputs: Mapping[str, object]) -> list[str]:
-        """Why the frames are not independent but for cells; empty if they are."""
-        if self.mixed:
-            return [f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"]
+    @property
+    def fault(self) -> str:
+        return f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"
+
+    def longest(self) -> int:
+        """How many frames all convolutions over frames reach back together."""
+        total = 0
+        for block in self.trace.blocks:
+            if block.op == "conv" and (np.ptp(self.last[block.constants["x"]], axis=1) > 0).any():
+                total += (block.constants["weight"].shape[2] - 1) * block.constants["options"]["dilation"]
+        return total
+
+    def reads(self, outputs: Mapping[str, object]) -> int:
+        """How many frames before its own an element of an output reads at most."""
+        numbers = [value.numbers.ravel() for value in outputs.values() if isinstance(value, Elements)]
+        at = np.concatenate([each[self.last[each] >= 0] for each in numbers])
+        return int((self.last[at] - self.first[at]).max(initial=0))
+
+    def faults(self, outputs: Mapping[str, object], *, carried: bool = False) -> list[str]:
+        """Why the frames are not independent but for cells and, if `carried`, what was before; empty if they are."""
+        if self.mixed and not carried:
+            return [self.fault]
         for steps in self.trace.sequences:
             if self.moves and self._odd(steps, 0) and self._odd(steps, None):
                 return [f"a recurrent operator reads {len(steps)} steps that are not the {self.length} frames in order"]
         for name, value in outputs.items():
-            if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value):
+            if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value, carried):
                 return [f"output {name!r}: a frame of it is computed from another frame of the inputs"]
         return []
 
@@ -140,10 +162,10 @@ class Reach:
         axes = [axis for axis in range(value.numbers.ndim) if not self._odd(value.numbers, axis)]
         return axes[0] if axes and self._odd(value.numbers, None) else None
 
-    def _is_last(self, value: Elements) -> bool:
+    def _is_last(self, value: Elements, carried: bool) -> bool:
         """Whether a value is of the last frame alone, or of none."""
         last = self.last[value.numbers]
-        return bool(((last < 0) | ((last == self.length - 1) & self.moves)).all())
+        return bool(((last < 0) | ((last == self.length - 1) & (self.moves or carried))).all())
 
 
 def unrolled(trace, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -196,33 +218,71 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             [(one.trace.values.get(name), more.trace.values.get(name)) for name in names]
             for names in (node.input, node.output)
         )
-        changed, whole = _changed(pairs), node.op_type in PARTS and not _changed(pairs[:1])
-        table = whole and any(a.dtype.kind == "f" for a, _ in _changed(results))
-        frames = any(isinstance(a, Elements) for a, _ in pairs)
-        judged = node.op_type in JUDGING or (node.op_type == "Cast" and _to_integer(node))
-        if table or (frames and any(a.dtype.kind == "f" and not _repeats(a, b) for a, b in changed)):
+        changed, data = _changed(pairs), pairs[:1] if node.op_type in MOVING - {"Concat"} else pairs
+        if node.op_type in (*CELLS, "Loop"):
+            data = [pair for pair in data if not _is_length(pair, one, more)]
+        frames = any(isinstance(a, Elements) for a, _ in data)
+        if _is_table(node, pairs) or (frames and any(not _repeats(a, b) for a, b in _changed(data))):
             faults.append(f"{place_of(node)}: its operand depends on the places or the number of the frames")
-        elif judged and not all(_is_direct(a, one.length) and _is_direct(b, more.length) for a, b in changed):
+        elif changed and not frames and not _carries(node, pairs, results, one, more):
             faults.append(f"{place_of(node)}: it decides by something computed from the number of frames")
     return faults
+
+
+def _is_table(node: onnx.NodeProto, pairs) -> bool:
+    """Whether the number of frames selects constants that are not all the same."""
+    table = pairs[0][0] if pairs and not _changed(pairs[:1]) else None
+    selected = node.op_type in PARTS and isinstance(table, np.ndarray) and _changed(pairs[1:])
+    return bool(selected) and bool((table != table.flat[0]).any())
+
+
+def _carries(node: onnx.NodeProto, pairs, results, one: Reach, more: Reach) -> bool:
+    """Whether an operator makes the same, or a sum of products, of each number of frames."""
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i in WIDE for a in node.attribute)
+    if node.op_type == "Where":
+        return not _changed(pairs[:1])
+    if node.op_type == "Div":
+        return _is_exact([*pairs, *results])
+    if node.op_type in COMPARING:
+        return _is_decided(pairs, one.length, more.length)
+    return node.op_type in CARRYING
+
+
+def _is_exact(pairs) -> bool:
+    """Whether quotients of integers leave no remainder for two numbers in a row, and so for each."""
+    return all(
+        y is not None and y.dtype.kind in "iu" and np.array_equal(y * b, a) for a, b, y in zip(*pairs, strict=True)
+    )
+
+
+def _is_decided(pairs, length: int, longer: int) -> bool:
+    """Whether each compared element is the number of frames, or beside it a number that is never as large."""
+    if any(not isinstance(each, np.ndarray) for pair in pairs for each in pair):
+        return False
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    moved = np.broadcast_arrays(*(a != b for a, b in pairs))
+    beside = np.logical_or.reduce(moved)
+    for (a, b), own in zip(pairs, moved, strict=True):
+        a, b = np.broadcast_to(a, own.shape), np.broadcast_to(b, own.shape)
+        if (a[own] != length).any() or (b[own] != longer).any() or (a[beside & ~own] > 0).any():
+            return False
+    return True
+
+
+def _is_length(pair, one: Reach, more: Reach) -> bool:
+    """Whether both of a pair are the number of frames."""
+    return all(
+        isinstance(value, np.ndarray) and bool((value == reach.length).all())
+        for value, reach in zip(pair, (one, more), strict=True)
+    )
 
 
 def _changed(pairs) -> list[tuple[np.ndarray, np.ndarray]]:
     """The pairs of constants that differ."""
     both = [(a, b) for a, b in pairs if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)]
     return [(a, b) for a, b in both if a.shape != b.shape or not np.array_equal(a, b)]
-
-
-def _to_integer(node: onnx.NodeProto) -> bool:
-    return any(a.name == "to" and a.i in (2, 3, 4, 5, 6, 7, 12, 13) for a in node.attribute)
-
-
-def _is_direct(value: np.ndarray, length: int) -> bool:
-    """Whether an array of integers has the number of frames itself, small sizes, or the places of the frames."""
-    if value.dtype.kind not in "iu":
-        return False
-    places = value.size == length and np.array_equal(value.ravel(), np.arange(length))
-    return places or bool((value == length).any())
 
 
 def _repeats(a: np.ndarray, b: np.ndarray) -> bool:
@@ -233,7 +293,7 @@ def _repeats(a: np.ndarray, b: np.ndarray) -> bool:
     return a.size > 0 and all(np.array_equal(each, np.broadcast_to(a[first], each.shape)) for each in (a, b))
 
 
-def _rows(block: Block, rows: int) -> np.ndarray:
+def rows_of(block: Block, rows: int) -> np.ndarray:
     """The row of an operand with `rows` rows that each element of a block depends on."""
     if block.op != "conv":
         return np.arange(block.size) // (block.size // rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from itertools import islice
 
 import numpy as np
@@ -22,6 +23,7 @@ from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
 from onnx_export.importer.frames import unrolled
+from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
@@ -65,6 +67,8 @@ class Inputs:
         where: the caches of a file may carry them from call to call, which the proof decides.
     faults : list of str
         What else is wrong with the frames.
+    shifts : Shifts or None
+        Of a file that computes a frame from those before it, over the time axis, the trace with as many steps as that.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -79,6 +83,7 @@ class Inputs:
     lengths: list[int] = field(default_factory=list)
     mixed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    shifts: Shifts | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,8 @@ class Plan:
     @property
     def faults(self) -> list[str]:
         mixed = [] if self.states else [fault for _, faults in self.inputs.mixed for fault in faults]
+        if self.inputs.shifts and self.chain.faults:
+            mixed = [*mixed, self.inputs.shifts.fault]
         return [*self.trace.faults, *mixed, *self.inputs.faults, *self.chain.faults]
 
 
@@ -154,7 +161,12 @@ def plan(
             )
     for name in set(states.values()) - {value.name for value in model.graph.output}:
         raise NotImported(f"states: the file has no output {quoted(name)}; it has {_names(_outputs(model))}")
-    trace = Trace(model, read.shapes, read.constants)
+    if read.shifts:
+        trace = read.shifts.trace
+        shapes = {name: trace.values[name].shape for name in read.shapes}
+        read = replace(read, shapes=shapes, steps=read.shifts.length)
+    else:
+        trace = Trace(model, read.shapes, read.constants)
     plans = list(_plans(model, trace, read, states, frames))
     if trace.faults and read.time_axes and not read.mixed:  # the file may be written for its number of steps
         whole = _whole(model, read, dims)
@@ -167,6 +179,7 @@ def plan(
     found = _only(plans, trace, read, written)
     if written and not found.states and not found.chain.cells:
         raise NotImported("it keeps no state from call to call:", written)
+    _check_names(found, states)
     return found
 
 
@@ -262,9 +275,8 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
             if chosen != tuple(inputs.time_axes):
                 continue
             xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
-            last = set(xs[0].ravel().tolist())
-            ys = {name: y[[trace.root(number) in last for number in y.tolist()]] for name, y in ys.items()}
-        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys)
+            ys = {name: _of_last(known[name], xs[0], trace, inputs, name) for name in ys}
+        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys, inputs.shifts)
         ends = {begin: end for *_, each in trace.repeated for begin, end in each.items()}
         if any(ends.get(before, new) != new for new, before in old.items()):
             chain.faults.append("an output gives a state of a loop back changed")
@@ -274,15 +286,25 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
         yield Plan(trace, inputs, chosen, names, pairs, chain)
 
 
+def _of_last(value: Elements, x: np.ndarray, trace: Trace, inputs: Inputs, name: str) -> np.ndarray:
+    """The elements of an output that belong to the last step, whose frame is x."""
+    if inputs.shifts:
+        axis = inputs.output_axes[name]
+        return value.numbers.ravel() if axis is None else value.numbers.take(-1, axis).ravel()
+    last, y = set(x.ravel().tolist()), value.numbers.ravel()
+    return y[[trace.root(number) in last for number in y.tolist()]]
+
+
 def _flat(value: Elements) -> list[int]:
     return value.numbers.ravel().tolist()
 
 
 def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -> Plan:
     """The one plan without a fault; `written` are possible reasons why there is none."""
-    good = [found for found in plans if not found.faults]
-    best = max(map(_rank, good), default=None)
-    good = [found for found in good if _rank(found) == best]
+    possible = [found for found in plans if not found.faults]
+    best = max(map(_rank, possible), default=None)
+    good = [found for found in possible if _rank(found) == best]
+    good += [found for found in possible if any(_likeness(found) > _likeness(one) for one in good)]
     if len({_elements(found) for found in good}) == 1:
         return good[0]  # readings of the same elements are one
     if good:
@@ -304,18 +326,35 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
 
 def _rank(found: Plan) -> tuple:
     """Which of several readings is meant: it loses no output, its states keep their shapes, y has the time axis."""
-    given = Counter(found.inputs.output_axes.get(name) is not None for name in found.outputs)
-    axes = given[True] - sum(found.inputs.output_axes.get(name) is not None for name in found.states.values())
-    values, single = found.trace.values, len(found.outputs) == 1
+    axes = found.inputs.output_axes
+    over = [name for name, axis in axes.items() if axis is not None]
+    kept = [name for name in found.outputs if name in over or not over]
+    values = found.trace.values
     shapes = sum(values[name].shape == values[result].shape for name, result in found.states.items())
-    if found.states and found.time_axis is None:
-        return (
-            len(set(np.concatenate([_numbers(found, name) for name in found.outputs]).tolist())),
-            single,
-            shapes,
-            axes,
-        )
-    return (0, single, shapes, axes)
+    elements = set(np.concatenate([np.empty(0, int), *(_numbers(found, name) for name in kept)]).tolist())
+    given = len(kept) - sum(name in over for name in found.states.values())
+    return len(elements) if over or found.states else 0, len(found.outputs) == 1, shapes, given
+
+
+def _alike(name: str, result: str) -> float:
+    return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
+
+
+def _likeness(found: Plan) -> float:
+    """How much the names of states are like those of the outputs that give them back."""
+    return sum(_alike(*pair) for pair in found.states.items())
+
+
+def _check_names(found: Plan, states) -> None:
+    """Refuse a cache of one frame where the output that gives it back has the frame's name rather than its own."""
+    for name, result in found.states.items():
+        for frame in found.frames:
+            same = np.array_equal(_numbers(found, frame), _numbers(found, result))
+            if same and name not in states and _alike(frame, result) > _alike(name, result):
+                raise NotImported(
+                    f"the output {quoted(result)} is the input {quoted(frame)} unchanged: if {quoted(name)} is the "
+                    f"frame before, say so by states={{{name!r}: {result!r}}}"
+                )
 
 
 def _numbers(found: Plan, name: str) -> np.ndarray:
@@ -360,6 +399,8 @@ def _assignments(trace: Trace, inputs: Inputs, outputs, states, frames):
         rest = [name for name in inputs.shapes if name not in chosen and name not in states]
         for pairs in _pairings(rest, free, sizes):
             others = [name for name in free if name not in pairs.values()]
+            if not others:  # a cell by itself: a state is the result as well
+                yield from ((chosen, (name,), dict(states) | pairs) for name in (dict(states) | pairs).values())
             for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
                 yield chosen, names, dict(states) | pairs
 

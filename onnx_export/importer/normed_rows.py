@@ -55,7 +55,7 @@ def _sources(trace, numbers) -> list[np.ndarray]:
                 continue
             seen.add(key)
             used = np.unique(at // (block.size // len(block.operands[0])))
-            if block.op in ("mean", "norm"):
+            if block.op in ("mean", "sum", "norm"):
                 for row in used[:8]:
                     rows.setdefault(np.sort(block.operands[0][row]).tobytes(), block.operands[0][row])
             if block.op not in ("product", "conv", "norm", "LSTM", "GRU", "RNN"):

@@ -26,6 +26,7 @@ from onnx_export.parity import check_parity
 
 __all__ = ["FileRun", "prove"]
 
+MOST_ROWS = 1024  # that are run together
 FILE = "file/"  # prefix of the file's names in the copy that is checked
 
 
@@ -217,20 +218,30 @@ class FileRun:
         if found.time_axis is not None:
             declared = next(value for value in onnx_model.graph.input if value.name == found.frames[0])
             fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
-            self.steps = found.inputs.steps if found.inputs.steps > 1 else fixed or None
+            traced = 1 if found.inputs.shifts else found.inputs.steps
+            self.steps = traced if traced > 1 else fixed or None
 
-    def run(self, x: np.ndarray) -> np.ndarray:
+    def run(self, x: np.ndarray, calls: int = 1) -> np.ndarray:
         """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""
-        if self._found.time_axis is not None:
-            return self._whole(x)
-        states = self.zeros(self._found.states)
-        ys = []
-        for frame in x:
-            results = self.call(frame, states)
+        return self.run_rows(x[None], {}, calls)[0]
+
+    def run_rows(self, xs: np.ndarray, axes, calls: int = 1) -> np.ndarray:
+        """The outputs [rows, steps, outputs] of rows in the same calls, which lie along some axes of the inputs.
+
+        `calls` is the number of calls that a file over a time axis takes the steps in.
+        """
+        calls = calls if self._found.time_axis is not None else xs.shape[1]
+        states = _joined([self.zeros(self._found.states)] * len(xs), axes)
+        parts = []
+        for x in np.split(xs, calls, axis=1):
+            frames = _joined([self._frames(row) for row in x], axes)
+            names = [*self._found.outputs, *self._found.states.values()]
+            results = self._session.run(names, self.constants() | states | frames)
             own = len(self._found.outputs)
             states = dict(zip(states, results[own:], strict=True))
-            ys.append(np.concatenate([np.ravel(y) for y in results[:own]]))
-        return np.stack(ys)
+            ys = [self._split(*pair, *x.shape[:2]) for pair in zip(self._found.outputs, results[:own], strict=True)]
+            parts.append(np.concatenate(ys, axis=2))
+        return parts[-1] if parts[-1].shape[1] < x.shape[1] else np.concatenate(parts, axis=1)
 
     def run_wider(self, axes) -> None:
         """One call with three elements along some axes, to see whether the file takes them."""
@@ -247,43 +258,67 @@ class FileRun:
 
     def call(self, frame: np.ndarray, states) -> list[np.ndarray]:
         """One call of one step: the outputs and the new states."""
-        feeds, start = self.constants() | states, 0
-        for name, zero in self.zeros(self._found.frames).items():
-            feeds[name] = frame[start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
-            start += zero.size
-        return self._session.run([*self._found.outputs, *self._found.states.values()], feeds)
+        names = [*self._found.outputs, *self._found.states.values()]
+        return self._session.run(names, self.constants() | states | self._frames(frame[None]))
 
     def constants(self) -> dict[str, np.ndarray]:
         """The inputs that are the same for each frame."""
         return {name: np.array(array) for name, array in self._found.inputs.constants.items()}
 
-    def _whole(self, x: np.ndarray) -> np.ndarray:
-        ((name, zero),) = self.zeros(self._found.frames).items()
-        axis = self._found.time_axis
-        frames = np.moveaxis(x.reshape(len(x), *np.delete(zero.shape, axis)), 0, axis).astype(zero.dtype)
-        feeds = self.constants() | self.zeros(self._found.states) | {name: frames}
-        ys = self._session.run(list(self._found.outputs), feeds)
-        return np.concatenate([self._rows(*pair, len(x)) for pair in zip(self._found.outputs, ys, strict=True)], axis=1)
+    def _frames(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """The frames [steps, inputs] of one call, by input."""
+        zeros, axis = self.zeros(self._found.frames), self._found.time_axis
+        if axis is not None:
+            ((name, zero),) = zeros.items()
+            return {name: np.moveaxis(x.reshape(len(x), *np.delete(zero.shape, axis)), 0, axis).astype(zero.dtype)}
+        feeds, start = {}, 0
+        for name, zero in zeros.items():
+            feeds[name] = x[0, start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
+            start += zero.size
+        return feeds
+
+    def _split(self, name: str, y: np.ndarray, rows: int, steps: int) -> np.ndarray:
+        """An output of a call as [rows, steps, elements], or [rows, 1, elements] if it is of the last step only."""
+        if rows == 1:
+            return self._rows(name, y, steps)[None]
+        one, axis = list(self._found.trace.values[name].shape), self._found.inputs.output_axes.get(name)
+        if axis is not None:
+            one[axis] = steps
+        along = [i for i, (size, n) in enumerate(zip(y.shape, one, strict=True)) if size != n]
+        if len(along) != 1 or y.shape[along[0]] != rows * one[along[0]]:
+            raise NotImported(f"{rows} rows at once give the output {name!r} the shape {list(y.shape)}, one has {one}")
+        return np.stack([self._rows(name, each, steps) for each in np.split(y, rows, along[0])])
 
     def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
-        """An output of a call of several steps as [steps, elements], or [1, elements] if it is of the last one only."""
-        if y.size == self._found.trace.values[name].numbers.size // self._found.inputs.steps * steps:
+        """An output of one row as [steps, elements], or [1, elements] if it is of the last step only."""
+        one = self._found.trace.values[name].numbers
+        alone = self._found.inputs.shifts and self._found.inputs.output_axes.get(name, 0) is None
+        if not alone and y.size == one.size // self._found.inputs.steps * steps:
             axis = self._found.inputs.output_axes.get(name)
             if axis is None:
-                axis = next((axis for axis, length in enumerate(y.shape) if length == steps), 0)
+                sizes = zip(y.shape, one.shape, strict=False)
+                axis = next((axis for axis, (size, single) in enumerate(sizes) if size != single), 0)
             return np.moveaxis(y, axis, 0).reshape(steps, -1)
         return y.reshape(1, -1)
+
+
+def _joined(rows: list[dict[str, np.ndarray]], axes) -> dict[str, np.ndarray]:
+    """The inputs of several rows, behind one another along their axes."""
+    first = rows[0]
+    return {
+        name: np.concatenate([row[name] for row in rows], axes[name]) if name in axes else first[name] for name in first
+    }
 
 
 def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
     """Compare runs of the file over its time axis with the model's, of every length that the file may tell apart."""
     file = FileRun(onnx_model, found)
     rng = np.random.default_rng(0)
+    calls = 2 if found.states else 1  # the second from the states that the first gave back
     for steps in [file.steps] if file.steps else found.inputs.lengths:
-        x = rng.standard_normal((steps, model.input_size)) * rng.uniform(0.1, 4, (steps, 1))  # no frame like another
-        x = in_tokens(x.astype(np.float32), model.tokens)
+        x = _random(model, rng, calls * steps)
         try:
-            theirs = file.run(x)
+            theirs = file.run(x, calls)
         except CannotRun as error:
             if steps != file.steps and steps != found.inputs.lengths[-1]:
                 continue  # the file refuses the length, so it computes nothing else
@@ -291,7 +326,27 @@ def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
                 f"onnxruntime does not run the file over {steps} steps. If it was written for another number, give the "
                 f"open dimension by dims={{...}}: {error}"
             ) from None
-        _compare(model, x, theirs, f"over {steps} steps in one call")
+        _compare(model, x, theirs, f"over {steps} steps in {'one call' if calls == 1 else 'each of two calls'}")
+
+
+def _random(model, rng, *shape: int) -> np.ndarray:
+    """Frames of which none is like another."""
+    x = rng.standard_normal((*shape, model.input_size)) * rng.uniform(0.1, 4, (*shape, 1))
+    return in_tokens(x.astype(np.float32), model.tokens)
+
+
+def _check_rows(model, onnx_model: onnx.ModelProto, found: Plan, axes) -> None:
+    """Compare rows that the file takes in the same calls with the model: first, last, and beside each stored number."""
+    file = FileRun(onnx_model, found)
+    lengths = [length for length in found.inputs.lengths if length <= MOST_ROWS]
+    rows, steps = lengths[-1], (file.steps or 4) if found.time_axis is not None else 4
+    xs = _random(model, np.random.default_rng(1), rows, steps)
+    try:
+        theirs = file.run_rows(xs, axes)
+    except CannotRun:
+        return  # the file refuses several rows, so it computes nothing else
+    for row in sorted({0, 1, rows - 1, *(n + k for n in lengths for k in (-1, 0, 1) if n + k < rows)}):
+        _compare(model, xs[row], theirs[row], f"in row {row} of {rows} in one call")
 
 
 def _compare(model, x: np.ndarray, theirs: np.ndarray, when: str) -> None:
@@ -318,7 +373,9 @@ def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
     """Compare calls with several elements of an open dimension with the layers: each must be a frame by itself."""
     for axes in found.inputs.open_axes:
         if found.chain.cells or axes.keys() != set(found.frames) or len(axes) > 1:
-            continue  # the trace alone says that its elements are independent
+            if axes.keys() >= set(found.frames) and not any(axes == each for each, _ in found.inputs.mixed):
+                _check_rows(model, onnx_model, found, axes)
+            continue
         _check_run(model, onnx_model, _along(found, axes))
     for axes, faults in found.inputs.mixed:  # caches carry them, or else several frames in a call are no steps
         try:

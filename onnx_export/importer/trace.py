@@ -37,6 +37,8 @@ SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
     "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If",
 }  # fmt: skip
+RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 MAX_ELEMENTS = 1 << 24  # of one constant
 MAX_INPUT = 1 << 20  # elements of one input
 MAX_IN_ALL = 1 << 26  # elements of all values that nodes compute or move
@@ -65,6 +67,8 @@ class Trace:
 
     Attributes
     ----------
+    halves : bool
+        Whether an input has floats of 16 bits, to which its results may be rounded then.
     blocks : list of Block
     values : dict of str to Elements or ndarray
     sequences : list of ndarray
@@ -85,6 +89,7 @@ class Trace:
     ):
         self.rows = rows
         self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+        self.halves = any(value.type.tensor_type.elem_type in HALVES for value in model.graph.input)
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
         self._next = self._moved_elements = self._nodes = 0
@@ -180,7 +185,11 @@ class Trace:
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys() | REPEATING.keys():
             reason = "no layer computes this"
-        elif node.op_type == "Conv" and any(constants[1:2]) and self.values[node.input[1]].ndim != 3:
+        elif (
+            node.op_type == "Conv"
+            and any(constants[1:2])
+            and sum(n > 1 for n in self.values[node.input[1]].shape[2:]) > 1
+        ):
             axes = self.values[node.input[1]].ndim - 2
             reason = f"a convolution over {axes} axes; only one over one axis is a layer"
         elif node.op_type == "MatMul" and not any(constants):
@@ -197,6 +206,8 @@ class Trace:
         inputs = [self.values[name] for name in node.input]
         if node.domain not in ("", "ai.onnx") and any(isinstance(value, Elements) for value in inputs):
             raise Cannot("an operator of another domain")
+        if node.op_type in RANDOM or _is_training(node, inputs):
+            raise Cannot("it makes random numbers")
         if node.op_type in ("Shape", "Size") and inputs:
             return self._evaluate(node, [np.empty(np.shape(inputs[0]), np.int8)])
         if node.op_type == "If":
@@ -305,6 +316,11 @@ class Trace:
         except Exception as error:  # onnx's kernels raise anything
             raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
         return [next(results) if name else None for name in node.output]
+
+
+def _is_training(node: onnx.NodeProto, inputs: list) -> bool:
+    """Whether a Dropout drops elements."""
+    return node.op_type == "Dropout" and len(inputs) > 2 and inputs[2] is not None and bool(np.any(inputs[2]))
 
 
 def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

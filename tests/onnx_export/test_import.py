@@ -245,7 +245,7 @@ def test_a_refusal_names_nodes_behind_others(tmp_path, rng):
         node("MatMul", "scores v", "fine"),
         node("ConvTranspose", "fine k", "y"),
     ]
-    kernels = {"k": normal(rng, 1, 1, 3, 3), "k2": normal(rng, 1, 1, 1, 1), "v": normal(rng, 4, 4)}
+    kernels = {"k": normal(rng, 1, 1, 3, 3), "k2": normal(rng, 1, 1, 2, 2), "v": normal(rng, 4, 4)}
     path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, 6, 6]}, {"y": [1, 1, 6, 6]}, kernels)
     with pytest.raises(ValueError, match=r"m\.onnx") as error:
         onnx_export.load(path)

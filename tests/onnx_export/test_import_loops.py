@@ -97,7 +97,7 @@ REFUSED = {
     ),
     "the loop ends early": (
         [*loop()[:1], node("Gather", "size zero", "all"), node("Min", "all most", "steps"), loop()[2]],
-        "over 31 steps",
+        "decides by something computed from the number of frames",
     ),
 }
 

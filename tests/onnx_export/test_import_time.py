@@ -56,9 +56,7 @@ MIXED = {
     "padded on both sides": lambda: convolution(3, [1, 1]),
     "depthwise": lambda: convolution(5, [2, 2], UNITS),
     "strided": lambda: convolution(3, [1, 1], strides=[2]),
-    "causal": lambda: convolution(3, [2, 0]),
-    "dilated by 20": lambda: convolution(2, [20, 0], dilations=[20]),
-    "dilated by 100": lambda: convolution(2, [100, 0], dilations=[100]),
+    "another dilation than its padding": lambda: convolution(2, [20, 0], dilations=[10]),
     "ahead of time": lambda: convolution(3, [20, 20], dilations=[20]),
     "a delay of 20 frames": lambda: delayed(20),
     "a delay of 90 frames": lambda: delayed(90),
@@ -96,10 +94,10 @@ def test_frames_that_are_mixed_outside_a_cell_are_refused(kind, tmp_path, rng):
     nodes, more = MIXED[kind]()
     path = written(tmp_path / "m.onnx", rng, nodes, more)
     with pytest.raises(
-        ValueError, match=r"depends on several frames|number of the frames|in one call the layers|not the \d+ frames"
+        ValueError, match=r"depends on several frames|number of (the )?frames|in one call the layers|not the \d+ frames"
     ) as error:
         imported(path)
-    if "dilated by 100" not in kind and "delay of 90" not in kind and any(each.name == "mixes" for each in nodes):
+    if "delay of 90" not in kind and any(each.name == "mixes" for each in nodes):
         assert "'mixes'" in str(error.value)
 
 

@@ -1,0 +1,170 @@
+"""What each element was a frame earlier, in a trace of several frames: what a cache would carry of a causal network.
+
+A convolution over a time axis that is padded with zeros in front computes every frame by the same rule from this frame
+and those before it. Here the rule is compared: an element is linked to another of the same operator with the same
+constants if each operand of the one is linked to that of the other. What the first frame reads of frames before it must
+be constants of zero, which is what a stream begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnx_export.importer.elements import Block
+from onnx_export.importer.frames import CELLS, Reach, rows_of
+
+__all__ = ["Shifts"]
+
+ZERO, NONE = -1, -2  # before the first frame, or a constant 0; not linked
+NEAR = 8  # blocks of an operator, back from one, among which the one of the frame before is
+OF_ELEMENTS = ("factor", "offset", "slope")  # constants with a value for each element
+
+
+class Shifts:
+    """Links from each element to the one of the frame before.
+
+    Parameters
+    ----------
+    reach : Reach
+    axes : mapping of str to int
+        The inputs that have frames, and the axis that counts them.
+
+    Attributes
+    ----------
+    trace : Trace
+    length : int
+        Frames of the trace.
+    fault : str
+        Where frames are mixed.
+    before : ndarray of int64
+        For each element, by its number, that of the frame before; `ZERO` in the first frame, `NONE` if there is none.
+        What reads no frame is its own.
+    """
+
+    def __init__(self, reach: Reach, axes: Mapping[str, int]) -> None:
+        self.trace, self.length, self.fault, self._last = reach.trace, reach.length, reach.fault, reach.last
+        self._same = np.arange(len(self._last))  # one number for constants of one value
+        self.before = np.full(len(self._last), NONE)
+        self._known: dict[tuple[str, str], list[_Rows]] = {}
+        values: dict[float, int] = {}
+        for block in self.trace.blocks:
+            if block.op == "constant":
+                self._constant(block, values)
+            elif block.op == "input" and block.node in axes:
+                frames = np.moveaxis(self.trace.values[block.node].numbers, axes[block.node], 0)
+                self.before[frames[1:]], self.before[frames[0]] = frames[:-1], ZERO
+            elif block.operands:
+                self._through(block)
+            at = block.numbers
+            still = at[self._last[at] < 0]
+            self.before[still] = self._same[still]
+
+    def _constant(self, block: Block, values: dict[float, int]) -> None:
+        each, places = np.unique(np.asarray(block.constants["value"], np.float64), return_inverse=True)
+        own = [ZERO if v == 0 else values.setdefault(v, block.first + i) for i, v in enumerate(each.tolist())]
+        self._same[block.numbers] = np.array(own)[places.ravel()]
+
+    def _through(self, block: Block) -> None:
+        """Link the elements of a block whose operands are linked."""
+        operands = np.concatenate(block.operands[: 1 if block.op in CELLS else None], axis=1)
+        more = [
+            np.asarray(block.constants[name], np.float64).view(np.int64).reshape(len(operands), -1)
+            for name in OF_ELEMENTS
+            if name in block.constants
+        ]
+        groups = block.constants["options"]["groups"] if block.op == "conv" else 1
+        more.append(np.arange(len(operands))[:, None] % groups)
+        known = self._known.setdefault((block.op, block.node), [])
+        known.append(_Rows(block, np.concatenate([self._same[operands], *more], axis=1)))
+        moved = np.concatenate([self.before[operands], *more], axis=1)
+        sought = np.arange(len(moved))
+        for rows in known[: -NEAR - 1 : -1]:
+            if rows.block is block or _alike(block.constants, rows.block.constants):
+                at, to = rows.find(moved[sought])
+                self._link(block, rows.block, sought[at], to)
+                sought = np.delete(sought, at)
+            if not len(sought):
+                break
+        first = block.numbers[self._last[block.numbers] == 0]
+        self.before[first] = ZERO
+
+    def _link(self, block: Block, other: Block, at: np.ndarray, to: np.ndarray) -> None:
+        """Link the elements of the rows `at` of a block to those of the rows `to` of another."""
+        target = np.full(len(block.operands[0]), NONE)
+        target[at] = to
+        row = rows_of(block, len(block.operands[0]))
+        elements = np.flatnonzero(target[row] != NONE)
+        if block.op == "conv":
+            places = block.size // len(block.constants["weight"])
+            there = elements // places * places + target[row[elements]] // block.constants["options"]["groups"]
+        else:
+            width = block.size // len(block.operands[0])
+            there = target[row[elements]] * width + elements % width
+        elements, there = elements + block.first, there + other.first
+        kept = self._last[there] == self._last[elements] - 1
+        if block.op in CELLS:
+            unrolled = [self.trace.unrolled.get(number, NONE) for number in elements.tolist()]
+            kept &= np.array(unrolled, np.int64) == there
+        self.before[elements[kept]] = there[kept]
+
+    def carries(self, outputs: Mapping[str, object], axes: Mapping[str, int | None]) -> bool:
+        """Whether each frame of the outputs is linked to the one before it, or they are of the last frame alone."""
+        for name, axis in axes.items():
+            numbers = outputs[name].numbers
+            if axis is None:
+                if (self._last[numbers] != self.length - 1).any():
+                    return False
+                continue
+            frames = np.moveaxis(numbers, axis, 0)
+            if (self.before[frames[1:]] != self._same[frames[:-1]])[self._last[frames[1:]] >= 0].any():
+                return False
+        return True
+
+    def chains(self) -> np.ndarray:
+        """Elements [frames, n] of the last frame, and what they were in each frame before, back to the first."""
+        found = [np.flatnonzero(self._last == self.length - 1)]
+        for _ in range(self.length - 1):
+            whole = self.before[found[-1]] >= 0
+            found = [one[whole] for one in found]
+            found.append(self.before[found[-1]])
+        chains = np.array(found)
+        return chains[:, self.before[chains[-1]] == ZERO]
+
+
+class _Rows:
+    """Rows of integers of a block, to be found by value."""
+
+    def __init__(self, block: Block, rows: np.ndarray) -> None:
+        self.block, self._rows = block, rows
+        keys = self._keys(rows)
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+
+    @staticmethod
+    def _keys(rows: np.ndarray) -> np.ndarray:
+        """A number for each row, which is the same for equal rows."""
+        factors = np.random.default_rng(rows.shape[1]).integers(1, 1 << 62, rows.shape[1])
+        return (rows * factors).sum(axis=1)  # modulo 2^64
+
+    def find(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of some rows are here, and where."""
+        keys = self._keys(wanted)
+        place = np.searchsorted(self._sorted, keys)
+        row = self._order[np.minimum(place, len(self._order) - 1)]
+        at = np.flatnonzero((self._rows[row] == wanted).all(axis=1))
+        return at, row[at]
+
+
+def _alike(one, other) -> bool:
+    """Whether constants of two blocks are equal, but for those of each element."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(
+            key in OF_ELEMENTS or _alike(value, other[key]) for key, value in one.items() if key != "x"
+        )
+    if one is other:
+        return True
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(np.array_equal(one, other))

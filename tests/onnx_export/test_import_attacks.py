@@ -1,0 +1,196 @@
+"""Valid files that look like streams and do something else: `load` refuses them, or loads what they compute.
+
+Each was made to pass a proof that tries: beyond the lengths that it ran, in a second call, in another row, where no
+input of it is, or in an output that it did not look at.
+"""
+
+import numpy as np
+import onnxruntime
+import pytest
+from graphs import imported, node, normal, saved
+from onnx import TensorProto, helper
+
+INPUTS, UNITS = 3, 4
+NUMBERS = {"a0": np.array([0]), "a1": np.array([1]), "a01": np.array([0, 1]), "zero": np.array(0), "one": np.array(1),
+           "two": np.array([2]), "end": np.array([2**63 - 1]),
+           "k15": np.array(15), "k20": np.array(20), "k300": np.array([300]), "f300": np.float32(300.5),
+           "gain": np.float32(1.5), "yes": np.array(True)}  # fmt: skip
+COUNT = [node("Shape", "x", "sizes"), node("Gather", "sizes zero", "t", axis=0)]
+
+
+def gru(h="", last="", y="y"):
+    inputs = ["x", "W", "R", *(["", "", h] if h else [])]
+    return [
+        helper.make_node("GRU", inputs, ["Y", last] if last else ["Y"], hidden_size=UNITS),
+        node("Squeeze", "Y a1", y),
+    ]
+
+
+def step(h="h0", last="h1", y="y", x="x"):
+    """One step of a GRU, of x [1, inputs]."""
+    return [
+        node("Unsqueeze", f"{x} a0", "x3"),
+        helper.make_node("GRU", ["x3", "W", "R", "", "", h], ["Y", last], hidden_size=UNITS),
+        node("Squeeze", "Y a01", y),
+    ]
+
+
+def over(*nodes):
+    """A gain of 1.5 where the bool `o` is true."""
+    branch = [
+        helper.make_graph(
+            [helper.make_node("Constant", [], [f"g{value}"], value_float=value)],
+            "branch",
+            [],
+            [helper.make_tensor_value_info(f"g{value}", TensorProto.FLOAT, [])],
+        )
+        for value in (1.5, 1.0)
+    ]
+    chosen = helper.make_node("If", ["o"], ["g"], then_branch=branch[0], else_branch=branch[1])
+    return [*gru(y="y3"), *COUNT, *nodes, chosen, node("Mul", "y3 g", "y")]
+
+
+def cast(source, result, to):
+    return node("Cast", source, result, to=to)
+
+
+def many(nodes, states=False):
+    """A file over a free number of frames, and rows."""
+    inputs, outputs = {"x": ["T", 1, INPUTS]}, {"y": ["T", 1, UNITS]}
+    state = [1, 1, UNITS]
+    return nodes, inputs | ({"h0": state} if states else {}), outputs | ({"h1": state} if states else {})
+
+
+def rows(*nodes):
+    return [*gru(y="y3"), *nodes], {"x": ["T", "N", INPUTS]}, {"y": ["T", "N", UNITS]}
+
+
+def one(nodes, outputs=UNITS, more=None, given=None):
+    inputs, results = {"x": [1, INPUTS], "h0": [1, 1, UNITS]}, {"y": [1, outputs], "h1": [1, 1, UNITS]}
+    return nodes, inputs | (more or {}), results | (given or {})
+
+
+INT64, BOOL, UINT8, UINT64, FLOAT16 = 7, 9, 2, 13, 10
+FIRST = [node("Slice", "Y a0 a1 a0", "h4"), node("Squeeze", "h4 a1", "h1")]
+ONCE = [*COUNT, node("Equal", "t one", "e"), cast("e", "f", 1)]
+LATE = [node("Slice", "sizes a0 a1", "n"), node("Concat", "front y3", "l", axis=0), node("Slice", "l a0 n a0", "d")]
+EXCHANGED = [node("Squeeze", "x a0", "x2"), node("MatMul", "x2 A", "p"), node("MatMul", "h0 B", "q"),
+             node("Add", "p q", "u"), node("Tanh", "u", "h2"), node("MatMul", "h2 A", "y"),
+             node("Unsqueeze", "h2 a0", "h1")]  # fmt: skip
+WRONG = {
+    "a limit that is a product": lambda: many(over(node("Mul", "k15 k20", "k"), node("Greater", "t k", "o"))),
+    "a limit that was a float": lambda: many(over(cast("f300", "k", INT64), node("Greater", "t k", "o"))),
+    "a least of a Concat": lambda: many(
+        over(node("Unsqueeze", "t a0", "t1"), node("Concat", "t1 k300", "b", axis=0),
+             node("ReduceMin", "b", "m", keepdims=0), node("Sub", "t m", "d"), cast("d", "o", BOOL))
+    ),
+    "an ArgMax": lambda: many(
+        over(node("Unsqueeze", "t a0", "t1"), node("Concat", "k300 t1", "b", axis=0),
+             node("ArgMax", "b", "d", axis=0, keepdims=0), cast("d", "o", BOOL))
+    ),
+    "a number that wraps": lambda: many(
+        over(cast("t", "u", UINT8), cast("u", "v", INT64), node("Equal", "t v", "e"), node("Not", "e", "o"))
+    ),
+    "the size of a table": lambda: many(
+        over(node("Shape", "front", "s"), node("Gather", "s zero", "k", axis=0), node("Greater", "t k", "o"))
+    ),
+    "a table of integers": lambda: many(over(node("Gather", "flags t", "i", axis=0), cast("i", "o", BOOL))),
+    "a limit, with states": lambda: many(
+        [*gru("h0", "h1", "y3"), *COUNT, cast("t", "tf", 1), node("Sub", "tf f300", "d"), node("Relu", "d", "e"),
+         node("Add", "y3 e", "y")], True
+    ),
+    "lengths": lambda: many(
+        [*COUNT, node("Mul", "k15 k20", "k"), node("Min", "t k", "m"), node("Reshape", "m a1", "n"), cast("n", "l", 6),
+         helper.make_node("GRU", ["x", "W", "R", "", "l"], ["Y"], hidden_size=UNITS), node("Squeeze", "Y a1", "y")]
+    ),
+    "a delay, with states": lambda: many([*COUNT, *gru("h0", "h1", "y3"), *LATE, node("Add", "y3 d", "y")], True),
+    "the state is of the first frame": lambda: many([*gru("h0"), *FIRST], True),
+    "the state holds for one frame": lambda: many([*ONCE, *gru("h0", "hn"), node("Mul", "hn f", "h1")], True),
+    "the state is read for one frame": lambda: many([*ONCE, node("Mul", "h0 f", "hi"), *gru("hi", "h1")], True),
+    "a gain for several rows": lambda: rows(
+        node("Shape", "x", "s"), node("Gather", "s one", "n", axis=0), node("Greater", "n one", "o"),
+        node("Where", "o gain one_f", "f"), node("Mul", "y3 f", "y")
+    ),
+    "a gain from the second row on": lambda: rows(
+        node("Slice", "y3 a0 a1 a1", "first"), node("Slice", "y3 a1 end a1", "rest"), node("Mul", "rest gain", "more"),
+        node("Concat", "first more", "y", axis=1)
+    ),
+    "an input that comes out": lambda: one(
+        [node("MatMul", "x A", "p"), node("MatMul", "s B", "q"), node("Add", "p q", "u"), *step(x="u"),
+         node("Identity", "s", "s_out")], more={"s": [1, INPUTS]}, given={"s_out": [1, INPUTS]}
+    ),
+    "a cast to float16": lambda: one(
+        [*step(y="y2"), cast("x", "i", FLOAT16), cast("i", "j", 1), node("MatMul", "j L", "l"),
+         node("Add", "y2 l", "y")]
+    ),
+    "a cast like int8": lambda: one(
+        [*step(y="y2"), node("CastLike", "x i8", "i"), cast("i", "j", 1), node("MatMul", "j L", "l"),
+         node("Add", "y2 l", "y")]
+    ),
+    "a Dropout that drops": lambda: one([*step(y="y2"), node("Dropout", "y2 gain_half yes", "y", seed=1)]),
+    "random numbers": lambda: one(
+        [*step(y="y2"), helper.make_node("RandomUniform", [], ["u"], shape=[1], seed=1.0),
+         node("Greater", "u nearly", "g"), cast("g", "f", 1), node("Add", "y2 f", "y")]
+    ),
+    "x and a state that could be exchanged": lambda: (
+        EXCHANGED, {"x": [1, 1, INPUTS], "h0": [1, INPUTS]}, {"y": [1, INPUTS], "h1": [1, 1, INPUTS]}
+    ),
+}  # fmt: skip
+MORE = {"front": np.zeros((100, 1, UNITS), np.float32), "flags": np.repeat([0, 1], [300, 4000]), "i8": np.int8(0),
+        "zeros": np.zeros((1, 1, UNITS), np.float32),
+        "one_f": np.float32(1), "gain_half": np.float32(0.5), "nearly": np.float32(0.999)}  # fmt: skip
+
+
+REASONS = (
+    "number of the frames|number of frames|do not compute|"
+    "random numbers|16 bits|small integers|unchanged|more than one reading"
+)
+
+
+def written(path, rng, nodes, inputs, outputs):
+    shapes = {"W": (1, 3 * UNITS, INPUTS), "R": (1, 3 * UNITS, UNITS), "L": (INPUTS, UNITS), "P": (UNITS, 2)}
+    shapes |= {"A": (INPUTS, INPUTS), "B": (INPUTS, INPUTS)}
+    read = {name for each in nodes for name in each.input}
+    weights = {name: normal(rng, *shape) for name, shape in shapes.items()} | NUMBERS | MORE
+    return saved(path, nodes, inputs, outputs, {name: value for name, value in weights.items() if name in read}, 18)
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_stream_of_its_layers_is_refused(kind, tmp_path, rng):
+    path = written(tmp_path / "m.onnx", rng, *WRONG[kind]())
+    onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    with pytest.raises(ValueError, match=REASONS):
+        imported(path)
+
+
+def test_a_clip_that_is_out_of_reach_is_refused_where_runtimes_differ(tmp_path, rng):
+    weights = {"W": normal(rng, 1, 4 * UNITS, INPUTS), "R": normal(rng, 1, 4 * UNITS, UNITS)} | NUMBERS
+    cell = {"hidden_size": UNITS, "clip": 1e4, "activations": ["Sigmoid", "Relu", "Relu"]}
+    nodes = [
+        helper.make_node("LSTM", ["x", "W", "R", "", "", "h0", "c0"], ["Y", "h1", "c1"], **cell),
+        node("Squeeze", "Y a1", "y"),
+    ]
+    state = [1, 1, UNITS]
+    shapes = {"x": [1, 1, INPUTS], "h0": state, "c0": state}, {"y": [1, 1, UNITS], "h1": state, "c1": state}
+    with pytest.raises(ValueError, match="its clip"):
+        imported(saved(tmp_path / "m.onnx", nodes, *shapes, weights))
+
+
+def test_no_output_is_lost(tmp_path, rng):
+    product = node("MatMul", "hs P", "y")
+    nodes = [*gru(y="hs"), product]
+    outputs = {"y": ["T", 1, 2], "hs": ["T", 1, UNITS]}
+    found = imported(written(tmp_path / "m.onnx", rng, nodes, {"x": ["T", 1, INPUTS]}, outputs))
+    assert found.outputs == ("y", "hs")
+    tap = node("Slice", "hs a0 two two", "tap")
+    state = [1, 1, UNITS]
+    nodes = [*gru("h0", "h1", "hs"), product, tap]
+    inputs, outputs = {"x": ["T", 1, INPUTS], "h0": state}, {"y": ["T", 1, 2], "tap": ["T", 1, 2], "h1": state}
+    path = written(tmp_path / "tap.onnx", rng, nodes, inputs, outputs)
+    assert imported(path).outputs == ("y", "tap")
+
+
+def test_outputs_that_are_left_out_are_named(tmp_path, rng):
+    nodes = [*step(h="zeros", last="", y="hs"), node("MatMul", "hs P", "y")]
+    path = written(tmp_path / "m.onnx", rng, nodes, {"x": [1, INPUTS]}, {"y": [1, 2], "hs": [1, UNITS]})
+    assert any("'hs'" in note for note in imported(path).notes)
