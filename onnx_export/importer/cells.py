@@ -8,6 +8,7 @@ however it is written.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,6 +27,7 @@ __all__ = ["Found", "written_cell"]
 
 MAX_VECTORS = 96  # between the pre-activations and the new states
 MAX_LEAVES = 4
+MAX_NEAR = 32  # elements between the argument of a function and its value
 MAX_TRIALS = 4_000
 PROBES = 6
 TOLERANCE = 1e-7  # relative, of float64 steps whose weights and eps are those of the file
@@ -239,18 +241,13 @@ class _Reading:
 
     def functions(self) -> list[str | tuple]:
         """The functions of one element that are anywhere between the pre-activations and the new states."""
-        sources = [leaf.numbers for leaf in self.leaves] + self.vectors
+        vectors = [vector for vector in self.vectors if len(vector) == self.units]
+        known = {int(each[0]) for each in (*(leaf.numbers for leaf in self.leaves), *vectors)}
         named: list = []
-        for vector in self.vectors:
-            if len(vector) != self.units:
-                continue
-            near = self._near(vector)
-            for source in sources:
-                if len(source) != self.units or source is vector or source.tobytes() not in near:
-                    continue
+        for vector in vectors:
+            for inner in known.intersection(self._only_inputs(int(vector[0]))):
                 try:
-                    grid = np.repeat(GRID[:, None], self.units, axis=1)
-                    values = evaluate(self.trace, vector[:1], [(source, grid)])[:, 0]
+                    values = evaluate(self.trace, vector[:1], [(np.array([inner]), GRID[:, None])])[:, 0]
                 except Unknown:
                     continue
                 function = found(values)
@@ -260,13 +257,24 @@ class _Reading:
                         named.append(one)
         return named
 
-    def _near(self, vector, steps: int = 12) -> set[bytes]:
-        known, edge = set(), [vector]
-        for _ in range(steps):
-            edge = [inner for outer in edge for inner in self._operands(outer) if inner.tobytes() not in known]
-            known |= {one.tobytes() for one in edge}
-            edge = list({one.tobytes(): one for one in edge}.values())
-        return known
+    def _only_inputs(self, number: int) -> list[int]:
+        """The elements near one of which alone it is a function, each of the next."""
+        heap, result = [-number], []
+        for _ in range(MAX_NEAR):
+            if not heap or len(heap) > MAX_NEAR:
+                break
+            top = -heapq.heappop(heap)
+            if not heap and top != number:
+                result.append(top)
+            block = self.trace.owner(top)
+            if not block.operands:  # of the frame or a state
+                break
+            row = (top - block.first) // (block.size // len(block.operands[0]))
+            inner = {int(n) for operand in block.operands for n in operand[row] if -n not in heap}
+            for each in inner:
+                if self.trace.owner(each).op != "constant":
+                    heapq.heappush(heap, -each)
+        return result
 
 
 def _is_dense(form: Affine | None) -> bool:
