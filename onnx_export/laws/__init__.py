@@ -1,0 +1,1 @@
+"""Functions, norms and cells, recognised by what they compute."""
