@@ -19,6 +19,8 @@ from onnx import TensorProto, helper
 from cnorm.arguments import whole_number
 from cnorm.text import quoted
 from onnx_export.errors import NotImported
+from onnx_export.graph import sizes
+from onnx_export.graph.tables import LAYOUT
 from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
@@ -29,7 +31,6 @@ from onnx_export.importer.trace import Trace
 __all__ = ["Inputs", "Plan", "plan"]
 
 INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
-MOVES = {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}  # of token ids, before a Gather
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
@@ -245,7 +246,7 @@ def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
     for node in graph.node:  # sorted
         if moved.intersection(node.input):
             indices = node.op_type == "Gather" and node.input[0] not in moved
-            if not indices and not (node.op_type in MOVES and not moved.intersection(node.input[1:])):
+            if not indices and not (node.op_type in LAYOUT and not moved.intersection(node.input[1:])):
                 return False
             read |= indices
             moved.update([] if indices else node.output)
@@ -255,7 +256,7 @@ def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
 def _constant(value: onnx.ValueInfoProto, given) -> np.ndarray:
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
     array = np.asarray(given).astype(kind)
-    shape = [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+    shape = [size or 1 for size in sizes.shape_of(value.type) or ()]
     try:
         return np.broadcast_to(array, shape)
     except ValueError:

@@ -18,6 +18,7 @@ import onnxruntime
 from cnorm.storage.files import replaces, write_whole
 from cnorm.text import clip, quoted
 from onnx_export import ort
+from onnx_export.graph.scope import import_domains, inline, mark_functions, opset_versions, with_shapes
 from onnx_export.model_io import (
     Limits,
     Refused,
@@ -42,7 +43,6 @@ from onnx_export.validation import (
 )
 from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
-from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions, with_shapes
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
@@ -263,7 +263,7 @@ def _judge_alone(model, found: list[Norm], report: ValidationReport, options: Op
     judged = 0
     for norm, each in zip(found, report.norms, strict=True):
         with _isolated_failure(each, report):
-            made = alone(model, norm, chosen)
+            made = alone(norm, chosen)
             if made is None:
                 continue
             run = Run(made[0], {}, [Candidate(made[1], each, [])], chosen)
