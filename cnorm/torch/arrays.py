@@ -26,6 +26,14 @@ def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
     return plain.resolve_neg().contiguous().numpy()
 
 
+def check_made(device, dtype: torch.dtype | None, *dtypes: torch.dtype) -> None:
+    """Check the `device` and `dtype` that a module's parameters are asked for with; None is the usual one."""
+    if device is not None and torch.device(device).type not in ("cpu", "meta"):
+        raise ValueError(f"device must be the CPU, got {str(device)!r}: cnorm computes on the CPU")
+    if dtype is not None and dtype not in dtypes:
+        raise ValueError(f"dtype must be {' or '.join(map(str, dtypes))}, got {dtype}")
+
+
 def tensor(a: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(a))
 

@@ -60,7 +60,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             continue
         results = {name: found.trace.values.get(name) for name in names}
         shifts = None
-        if not found.trace.faults and not fields["time_axes"]:
+        if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
             found, shifts = _shifts(model, shapes, constants, axes, found)
             results = {name: found.trace.values.get(name) for name in names}
         if (found.moves or shifts) and not fields["time_axes"]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cnorm.cells.functions import function_of_cell
+from onnx_export.graph.tables import FUNCTIONS
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.recurrent import Cell
 
@@ -16,8 +17,7 @@ MAX_STEPS = 1 << 14  # of one call
 
 SATURATED, SATURATING = 20.0, ("tanh", "sigmoid")  # beyond, they are 1 in float32, whatever is clipped
 
-_NAMES = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "elu": "elu", "leakyrelu": "leaky_relu",
-          "softplus": "softplus", "hardsigmoid": "hard_sigmoid"}  # fmt: skip
+_NAMES = {operator.lower(): name for name, operator in FUNCTIONS.items()}
 
 
 def recurrent(kind: str) -> Callable:
