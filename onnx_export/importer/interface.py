@@ -30,7 +30,11 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
 
-INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
+INTEGERS = {
+    TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
+    TensorProto.UINT8: np.uint8, TensorProto.UINT16: np.uint16, TensorProto.UINT32: np.uint32,
+    TensorProto.UINT64: np.uint64,
+}  # fmt: skip
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
