@@ -14,9 +14,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export.float64 import Float64
+from onnx_export.graph.scope import scopes
 from onnx_export.runtimes import Traits
 from onnx_export.runtimes.traits import traits_of
-from onnx_export.validation.graph import scopes
 
 STEPS, INPUTS, UNITS = 6, 3, 4
 OPSETS = {"LSTM": 14, "GRU": 14, "RNN": 14, "RMSNormalization": 23}
