@@ -48,6 +48,8 @@ class Imported:
         The comparison of single steps; None without one (`check=False`, or a model that reads both directions).
     notes : tuple of str
         What a stream does otherwise than calls of the file.
+    window : int or None
+        Frames of each call, if the file takes a fixed number of them from its initial state.
     file : FileRun or None
         The file itself, to run beside the model; None where it was read in another process.
     """
@@ -59,6 +61,7 @@ class Imported:
     time_axis: int | None
     report: ParityReport | None
     notes: tuple[str, ...] = ()
+    window: int | None = None
     file: FileRun | None = None
 
 
@@ -75,6 +78,7 @@ def import_model(
     from onnx_export.importer.interface import plan
     from onnx_export.importer.layouts import steps_first
     from onnx_export.importer.proof import FileRun, prove
+    from onnx_export.importer.proposals import proposals
     from onnx_export.nodes import drop_omitted
     from onnx_export.ort import CannotRun
 
@@ -91,7 +95,11 @@ def import_model(
             raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
         if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
             raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
-    except (NotImported, MemoryError):
+    except NotImported as error:
+        mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
+        more = [] if mixed else proposals(onnx_model, given, plan)
+        raise NotImported(error.summary, [*error.reasons, *more]) from None
+    except MemoryError:
         raise
     except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
         raise NotImported(f"no model can be made of it: {error}") from None
@@ -106,7 +114,8 @@ def import_model(
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*_notes(model, found, file), *_left_out(onnx_model, found))
-    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+    window = file.steps if found.time_axis is not None and not found.states else None
+    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
 
 
 def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
@@ -132,8 +141,8 @@ def _left_out(onnx_model, found) -> tuple[str, ...]:
 def _notes(model: Model, found, file) -> tuple[str, ...]:
     """What the owner of the file may not expect of a stream."""
     if found.time_axis is not None:
-        window = f"a call of the file takes {file.steps} frames from its initial state: reset the stream as often"
-        return (window,) if file.steps else ()
+        begin = f"a call of the file takes {file.steps} frames from its initial state"
+        return (f"{begin}: reset the stream every {file.steps} frames",) if file.steps and not found.states else ()
     if all(cell.old for cell in found.chain.cells):
         return ()
     largest = max(

@@ -99,3 +99,34 @@ def test_a_file_of_quantize_dynamic_is_refused_with_its_name(tmp_path, rng):
     quantization.quantize_dynamic(path, tmp_path / "q.onnx")
     with pytest.raises(ValueError, match=r"quantize_dynamic(.|\n)*Linear(.|\n)*import the file that it was made of"):
         onnx_export.load(tmp_path / "q.onnx")
+
+
+@pytest.mark.parametrize("symbol", ["samples", None])
+def test_a_refusal_names_sizes_that_are_read(symbol, tmp_path, rng):
+    """A kernel of 9 positions that leaves [1, 6, 4] of 40, and a product with all of it."""
+    nodes = [node("Conv", "x K", "a", strides=[8]), node("Reshape", "a row", "r"), node("Gemm", "r V", "y")]
+    tensors = {"K": normal(rng, 6, 1, 9), "row": np.array([1, 24]), "V": normal(rng, 24, 2)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, symbol]}, {"y": [1, 2]}, tensors)
+    label = symbol or "x:2"
+    with pytest.raises(ValueError, match="its kernel reaches over 9 positions") as error:
+        imported(path)
+    assert f"with dims={{{label!r}: 40}} it has layers" in str(error.value)
+    assert str(error.value).count("it has layers") == 1
+    assert imported(path, dims={label: 40}).report.ok
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_a_window_says_when_to_reset(states, tmp_path, rng):
+    """A file with a fixed number of frames begins each call from its initial state, if it has no states."""
+    nodes = [node("GRU", "x W R B", "Y", hidden_size=UNITS), node("Squeeze", "Y axis", "y")]
+    inputs, outputs = {"x": [7, 1, SIZE]}, {"y": [7, 1, UNITS]}
+    if states:
+        nodes[0].input.extend(["", "h"])
+        nodes[0].output.append("h1")
+        inputs, outputs = inputs | {"h": [1, 1, UNITS]}, outputs | {"h1": [1, 1, UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, inputs, outputs, cell_weights(rng, "GRU") | {"axis": np.array([1])})
+    if states:
+        assert onnx_export.load(path).window is None
+    else:
+        with pytest.warns(UserWarning, match="reset the stream every 7 frames"):
+            assert onnx_export.load(path).window == 7
