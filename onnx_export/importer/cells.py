@@ -333,7 +333,7 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
                 pairs = [(made[0], h_new)] + ([(made[1], c_new)] if kind == "LSTM" else [])
                 if not all(_same(*pair) for pair in pairs):
                     continue
-                if kind == "GRU" and not _resets(reading, chosen, fields, gate, p, h, given, states):
+                if kind == "GRU" and not _resets(reading, chosen, named, p, h, given + states):
                     continue
                 yield kind, chosen, named, norm
 
@@ -342,7 +342,7 @@ def _same(a, b) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE))
 
 
-def _resets(reading, chosen, fields, gate, p, h, given, states) -> bool:
+def _resets(reading, chosen, fields, p, h, known) -> bool:
     """Whether the vector before the product of a reset before is r h, and there is none in other cells."""
     leaf = chosen["n"]
     if (leaf.reset is not None) != (fields["reset"] == "before") or any(
@@ -351,12 +351,12 @@ def _resets(reading, chosen, fields, gate, p, h, given, states) -> bool:
         return False
     if leaf.reset is None:
         return True
-    others = [pair for pair in given if pair[0] is not leaf.numbers]
+    others = [pair for pair in known if pair[0] is not leaf.numbers]
     try:
-        values = evaluate(reading.trace, leaf.reset, others + states)
+        values = evaluate(reading.trace, leaf.reset, others)
     except Unknown:
         return False
-    return _same(values, function_of(gate, fields.get("clip"))(p["r"]) * h)
+    return _same(values, function_of(fields["recurrent_activation"], fields.get("clip"))(p["r"]) * h)
 
 
 def _candidates(reading: _Reading, clips, has_c: bool):
