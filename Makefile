@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long docs lock clean
+.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long runtimes docs lock clean
 
 help:                        ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -130,6 +130,9 @@ paper: .venv/built           ## re-run the paper's experiments, draw their curve
 paper-long: .venv/built      ## what `make paper` does not reproduce for 5 times the updates (40 minutes of one core); may be interrupted
 	$(BIN)/python -m pip install --quiet --group torch
 	$(BIN)/python examples/paper/run.py --long
+
+runtimes: .venv/built        ## run small files in other runtimes, pinned and installed into build/runtimes; rewrite their tables and docs/runtimes.md (an hour); NAMES: some of them
+	PYTHONPATH=tests/support $(BIN)/python -P tests/runtimes/measure.py $(NAMES)
 
 docs: .venv/built            ## the documents with the reference, as build/docs/index.html: no warning, no link to nowhere
 	$(BIN)/python -m pip install --quiet --group docs --group torch

@@ -23,7 +23,15 @@ nitpicky = True
 # The navigation; each file of the documents is in it.
 PAGES = {
     "Start": ["docs/streaming", "docs/checking", "docs/service", "docs/models", "docs/training", "docs/when_not"],
-    "Guides": ["docs/cells", "docs/norms", "docs/onnx", "docs/validator", "docs/embedding", "docs/serving"],
+    "Guides": [
+        "docs/cells",
+        "docs/norms",
+        "docs/onnx",
+        "docs/validator",
+        "docs/runtimes",
+        "docs/embedding",
+        "docs/serving",
+    ],
     "Contract": ["docs/numerics", "docs/platforms", "SECURITY", "CHANGELOG"],
     "Reference": [f"docs/reference/{name}" for name in ("norms", "networks", "torch", "sessions", "onnx", "c")],
     "Measured": [

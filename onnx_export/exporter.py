@@ -17,6 +17,7 @@ from onnx_export.builders.norms import checked_eps
 from onnx_export.description import described, sidecar, state_table
 from onnx_export.files import write
 from onnx_export.folding import fold
+from onnx_export.graph.sizes import shape_of
 from onnx_export.graph_builder import GraphBuilder
 from onnx_export.loops import LOOPS
 from onnx_export.options import DTYPES, Options, ir_version
@@ -181,8 +182,7 @@ class _Export:
         outputs = outputs[: len(names)]
         for name, output in zip(names, outputs[1:] + outputs[:1], strict=True):
             if self.options.portable:
-                shape = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in output.type.tensor_type.shape.dim]
-                graph.copy(values[name], output.name, shape)
+                graph.copy(values[name], output.name, [size or 0 for size in shape_of(output.type) or ()])
             else:
                 graph.publish(values[name], output.name)
 

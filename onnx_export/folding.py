@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
+
+from onnx_export.graph.evaluate import evaluate
 
 __all__ = ["fold"]
 
@@ -43,20 +43,5 @@ def fold(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], opset: int
     results = [name for node in folded for name in node.output if name in used]
     kept = {name: array for name, array in weights.items() if name in used}
     left = [node for name, node in constants.items() if name in used]
-    return left + rest, kept | _computed([*constants.values(), *folded], results, weights, opset)
-
-
-def _computed(nodes, results: list[str], weights: dict[str, np.ndarray], opset: int) -> dict[str, np.ndarray]:
-    """The values of some names, each rounded to its type after every node, as a runtime does."""
-    if not results:
-        return {}
-    used = {name for node in nodes for name in node.input}
-    feeds = {name: array for name, array in weights.items() if name in used}
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in results]
-    graph = helper.make_graph(nodes, "folded", inputs, outputs)
-    evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
-    return dict(zip(results, evaluator.run(None, feeds), strict=True))
+    computed = evaluate([*constants.values(), *folded], weights, results, {"": opset})
+    return left + rest, kept | computed

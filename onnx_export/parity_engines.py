@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from cnorm.text import clip, printable
 from onnx_export.float64 import Float64
+from onnx_export.graph.sizes import shape_of
 from onnx_export.ort import CannotRun, Session
 
 __all__ = ["CnormEngine", "Float64Engine", "Interface", "OrtEngine", "interface"]
@@ -129,8 +130,7 @@ def interface(
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
-    """The shape of a value, with None for each open dimension."""
-    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+    return list(shape_of(value.type) or ())
 
 
 class Float64Engine:

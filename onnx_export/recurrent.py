@@ -22,7 +22,7 @@ import onnx
 from onnx import helper
 from onnx.reference.op_run import OpRun
 
-__all__ = ["GATES", "KERNELS", "Cell", "Direction", "State", "is_recurrent", "run"]
+__all__ = ["ACTIVATIONS", "GATES", "KERNELS", "Cell", "Direction", "State", "is_recurrent", "run"]
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -31,7 +31,7 @@ ACTIVATION = 8.0  # roundings of an activation, in units: its own and those of a
 
 Function = Callable[[np.ndarray], np.ndarray]
 # name -> defaults of alpha and beta (None where it takes none), and the function
-_ACTIVATIONS: dict[str, tuple[float | None, float | None, Callable[..., np.ndarray]]] = {
+ACTIVATIONS: dict[str, tuple[float | None, float | None, Callable[..., np.ndarray]]] = {
     "relu": (None, None, lambda x, a, b: np.maximum(x, 0)),
     "tanh": (None, None, lambda x, a, b: np.tanh(x)),
     "sigmoid": (None, None, lambda x, a, b: 0.5 * (1 + np.tanh(0.5 * x))),
@@ -114,9 +114,9 @@ def _activations(kind: str, given: Mapping[str, Any], directions: int):
     alphas, betas = (iter(given.get(f"activation_{which}") or ()) for which in ("alpha", "beta"))
     found = []
     for name in names:
-        if name not in _ACTIVATIONS:
+        if name not in ACTIVATIONS:
             raise ValueError(f"{kind}: no activation is named {name!r}")
-        alpha, beta, _ = _ACTIVATIONS[name]
+        alpha, beta, _ = ACTIVATIONS[name]
         found.append(
             (
                 name,
@@ -272,7 +272,7 @@ def directions(cell: Cell, w, r, b=None, p=None) -> list[Direction]:
 
 def _function(activation: tuple[str, float | None, float | None]) -> Function:
     name, alpha, beta = activation
-    function = _ACTIVATIONS[name][2]
+    function = ACTIVATIONS[name][2]
     return lambda x: function(x, alpha, beta)
 
 

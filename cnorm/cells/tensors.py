@@ -79,9 +79,13 @@ class Tensor:
     stacked: bool = False
 
     def named(self, layer: int = 0, reverse: bool = False) -> Tensor:
-        """The same tensor, its name filled in for one layer and direction of a stack."""
-        numbers = {"layer": layer, "even": 2 * layer, "odd": 2 * layer + 1}
-        return replace(self, name=self.name.format(**numbers, reverse="_reverse" if reverse else ""))
+        """The same tensor, its name filled in for one layer and direction of a stack.
+
+        A name without a place for the direction ends in "_reverse" in the reverse one, as those of PyTorch do.
+        """
+        numbers, way = {"layer": layer, "even": 2 * layer, "odd": 2 * layer + 1}, "_reverse" if reverse else ""
+        end = "" if "{reverse}" in self.name else way
+        return replace(self, name=self.name.format(**numbers, reverse=way) + end)
 
     def uses(self) -> Iterator[Use]:
         return (use for piece in self.pieces for use in piece.uses)

@@ -220,12 +220,11 @@ def cell_spec(kind: str, preset) -> CellSpec:
         if reason := preset.refusal():
             raise ValueError(f"the runtime does not compute this {kind}: {reason}")
         return preset
-    if not isinstance(preset, str):
-        raise TypeError(f"preset must be a name or a CellSpec, got {type(preset).__name__}")
-    if (kind, preset) not in PRESETS:
-        names = ", ".join(sorted(name for k, name in PRESETS if k == kind))
-        raise ValueError(f"preset must be one of the {kind} presets {names}, got {preset!r}")
-    return PRESETS[kind, preset]
+    if isinstance(preset, str) and (kind, preset) in PRESETS:
+        return PRESETS[kind, preset]
+    wrong = ValueError if isinstance(preset, str) else TypeError
+    names = ", ".join(sorted(name for k, name in PRESETS if k == kind))
+    raise wrong(f"preset must be one of the {kind} presets {names} or a CellSpec, got {preset!r:.80}")
 
 
 def checked_eps(eps, spec: CellSpec) -> float | None:

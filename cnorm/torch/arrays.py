@@ -17,13 +17,22 @@ def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
         raise ValueError(f"{name} must be a CPU tensor, got one on {tensor.device}: cnorm computes on the CPU")
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise TypeError(f"{name} must have dtype {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+        got = str(tensor.dtype).removeprefix("torch.")
+        raise TypeError(f"{name} must have dtype {wanted}, got {got}: use float(), as torch.autocast does with inputs")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got one of layout {tensor.layout}: use to_dense()")
     plain = tensor.detach()  # of a tensor that outlives a transformation of torch.func the one inside
     if plain.numel() and not plain.untyped_storage().data_ptr():
         raise RuntimeError(f"{name} has {plain.numel()} elements, but its data is not allocated: the storage was freed")
     return plain.resolve_neg().contiguous().numpy()
+
+
+def check_made(device, dtype: torch.dtype | None, *dtypes: torch.dtype) -> None:
+    """Check the `device` and `dtype` that a module's parameters are asked for with; None is the usual one."""
+    if device is not None and torch.device(device).type not in ("cpu", "meta"):
+        raise ValueError(f"device must be the CPU, got {str(device)!r}: cnorm computes on the CPU")
+    if dtype is not None and dtype not in dtypes:
+        raise ValueError(f"dtype must be {' or '.join(map(str, dtypes))}, got {dtype}")
 
 
 def tensor(a: np.ndarray) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cnorm import _core, layers
-from cnorm.torch.arrays import FIRST_ORDER, array, refuse_transforms, tensor
+from cnorm.torch.arrays import FIRST_ORDER, array, check_made, refuse_transforms, tensor
 
 FULL_PRECISION = (torch.float32, torch.float64)
 HALF = (torch.float16, torch.bfloat16)
@@ -173,58 +173,87 @@ def add_layer_norm(
     return layer_norm(total, weight, bias, eps=eps), total
 
 
-class _Norm(nn.Module):
-    def __init__(self, n: int, eps: float, *, bias: bool) -> None:
-        super().__init__()
-        if isinstance(n, Sequence):
-            raise TypeError(f"n must be the length of the last dimension, got {n!r}")
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(n))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(n)) if bias else None)
-
-    def extra_repr(self) -> str:
-        return f"{len(self.weight)}, eps={self.eps:g}"
+def _check_shape(normalized_shape) -> None:
+    sizes = [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
+    if not isinstance(sizes, Sequence) or not sizes or not all(isinstance(n, int) and n > 0 for n in sizes):
+        raise ValueError(f"normalized_shape must be integers of at least 1, got {normalized_shape!r}")
 
 
-class LayerNorm(_Norm):
-    """`layer_norm` as a module; its parameters are called `weight` and `bias`, as in torch.nn.LayerNorm.
+def _as_rows(module: LayerNorm | RMSNorm, x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
+    """x and the weights of a module with the normalised dimensions as one."""
+    shape = module.normalized_shape
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    if x.shape[-len(shape) :] != shape:
+        raise ValueError(f"x must have shape (..., {', '.join(map(str, shape))}), got {tuple(x.shape)}")
+    if len(shape) == 1:
+        return [x, *weights]
+    return [x.flatten(-len(shape)), *(None if w is None else w.flatten() for w in weights)]
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch.nn.LayerNorm with the kernels of `layer_norm`; the same arguments, parameters and state dict.
 
     Parameters
     ----------
-    n : int
-        The length of the last dimension.
+    normalized_shape : int or sequence of int
+        The sizes of the last dimensions, over which x is normalised.
     eps : float
+    elementwise_affine : bool
+        Whether there is a weight, and a bias if `bias`.
     bias : bool
-        Whether there is a bias.
+    device, dtype : optional
+        The CPU (or "meta", for weights that come later); torch.float32 or torch.float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other arguments; in a call for another dtype, device or shape.
     """
 
-    def __init__(self, n: int, eps: float = 1e-5, *, bias: bool = True) -> None:
-        super().__init__(n, eps, bias=bias)
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        bias: bool = True, device=None, dtype=None,
+    ) -> None:  # fmt: skip
+        _check_shape(normalized_shape)
+        check_made(device, dtype, *FULL_PRECISION)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
 
     def to_layers(self) -> tuple[layers.LayerNorm, ...]:
-        """The layer with the present weights, for `cnorm.Model`."""
-        weight, bias = (None if p is None else p.detach().numpy() for p in (self.weight, self.bias))
-        return (layers.LayerNorm(weight, bias, eps=self.eps),)
+        """The layer with the present weights, for `cnorm.Model`; of one normalised dimension."""
+        return (layers.LayerNorm(self),)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, eps=self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        y = layer_norm(*_as_rows(self, input, self.weight, self.bias), eps=self.eps)
+        return y if y.shape == input.shape else y.reshape(input.shape)
 
 
-class RMSNorm(_Norm):
-    """`rms_norm` as a module with the parameter `weight`.
+class RMSNorm(nn.RMSNorm):
+    """torch.nn.RMSNorm with the kernels of `rms_norm`; the same arguments, parameter and state dict.
 
     Parameters
     ----------
-    n : int
-        The length of the last dimension.
-    eps : float
+    normalized_shape, elementwise_affine, device, dtype
+        As of `LayerNorm`.
+    eps : float, optional
+        That of the dtype in which x is normalised, torch.finfo(dtype).eps, if not given, as in PyTorch.
     """
 
-    def __init__(self, n: int, eps: float = 1e-5) -> None:
-        super().__init__(n, eps, bias=False)
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
+        device=None, dtype=None,
+    ) -> None:  # fmt: skip
+        _check_shape(normalized_shape)
+        check_made(device, dtype, *FULL_PRECISION)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, eps=self.eps)
+        rows, weight = _as_rows(self, x, self.weight)
+        eps = self.eps
+        if eps is None:
+            eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        y = rms_norm(rows, weight, eps=eps)
+        return y if y.shape == x.shape else y.reshape(x.shape)
 
 
 @torch.library.custom_op("cnorm::batch_norm", mutates_args=())
@@ -267,44 +296,60 @@ _batch_norm.register_autograd(_batch_gradients, setup_context=_save_batch)
 _batch_norm_backward.register_autograd(_refuse)
 
 
-class BatchNorm(nn.Module):
-    """Batch norm with running statistics; names, momentum and modes as torch.nn.BatchNorm1d (arXiv:1502.03167, Alg. 1).
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """torch.nn.BatchNorm1d, 2d and 3d with the kernels of `cnorm.batch_norm` (arXiv:1502.03167, Alg. 1).
 
-    In training mode the bits of `cnorm.batch_norm`; x is (samples, channels, ...), float32 or float64.
+    The same arguments, parameters, buffers and state dict. Where the statistics are those of x, in training mode or
+    without running ones, it has the bits of `cnorm.batch_norm`; x is (samples, channels, ...), float32 or float64.
 
     Parameters
     ----------
-    channels : int
+    num_features : int
+        The number of channels.
     eps : float
-    momentum : float
-        The weight of a batch in the running statistics.
+    momentum : float or None
+        The weight of a batch in the running statistics; None: they are the mean over all batches.
+    affine : bool
+        Whether there is a weight, and a bias if `bias`.
+    track_running_stats : bool
+        False: no running statistics; those of x are used in both modes.
+    device, dtype, bias
+        As of `LayerNorm`.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, device=None, dtype=None, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        check_made(device, dtype, *FULL_PRECISION)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        if not bias:  # PyTorch has this argument since 2.13
+            self.bias = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        channels = len(self.weight)
-        if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != channels:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    def forward(self, input: Tensor) -> Tensor:
+        channels = self.num_features
+        if not isinstance(input, Tensor) or input.ndim < 2 or input.shape[1] != channels:
+            got = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
             raise ValueError(f"x must have shape (samples, {channels}, ...), got {got}")
-        x = _widened(x)
-        if not self.training:
-            if x.dtype not in FULL_PRECISION:
-                raise TypeError(f"x must have dtype float32 or float64, got {str(x.dtype).removeprefix('torch.')}")
-            shape = (-1, *[1] * (x.ndim - 2))
-            scale = self.weight / torch.sqrt(self.running_var + self.eps)
-            return (x - self.running_mean.reshape(shape)) * scale.reshape(shape) + self.bias.reshape(shape)
-        refuse_transforms(x, self.weight, self.bias)
-        y, _, mean, var = torch.ops.cnorm.batch_norm(x, self.weight, self.bias, self.eps)
-        count = x.numel() // x.shape[1]
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
-            self.num_batches_tracked += 1
+        x = _widened(input)
+        if x.dtype not in FULL_PRECISION:
+            raise TypeError(f"x must have dtype float32 or float64, got {str(x.dtype).removeprefix('torch.')}")
+        weight = x.new_ones(channels) if self.weight is None else self.weight
+        bias = x.new_zeros(channels) if self.bias is None else self.bias
+        shape, count = (-1, *[1] * (x.ndim - 2)), x.numel() // channels
+        if not self.training and self.running_mean is not None:
+            scale = weight / torch.sqrt(self.running_var + self.eps)
+            return (x - self.running_mean.reshape(shape)) * scale.reshape(shape) + bias.reshape(shape)
+        refuse_transforms(x, weight, bias)
+        if count:
+            y, _, mean, var = torch.ops.cnorm.batch_norm(x, weight, bias, self.eps)
+        else:  # no statistics, but in PyTorch a batch
+            y = x * weight.reshape(shape) + bias.reshape(shape)
+        if self.training and self.track_running_stats:
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+                if count:
+                    self.running_mean.lerp_(mean, momentum)
+                    self.running_var.lerp_(var * (count / max(count - 1, 1)), momentum)
         return y

@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import warnings
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from cnorm.cells.specs import CellSpec
-from cnorm.cells.tensors import axis_length, has_projection, present
 from cnorm.layers import Bidirectional
 from cnorm.layers.base import Layer
-from cnorm.layers.cells import cell_spec, checked_eps
-from cnorm.torch.operators import described, layer_of
+from cnorm.torch.arrays import check_made
+from cnorm.torch.parameters import NUMBER, Module, check_bool, check_integer, with_nonlinearity
 from cnorm.torch.steps import Weights, call
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
-
-
-class _Module(nn.Module):
-    """The parameters of cells, named as their preset's checkpoints."""
-
-    kind: str
-
-    def __init__(
-        self, input_size: int, units: int | None = None, *, preset: str | CellSpec, hidden_size: int | None = None,
-        eps: float | None = None, proj_size: int = 0, bias: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        if (units is None) == (hidden_size is None):
-            raise TypeError("units, or hidden_size as torch.nn calls it, must be given, and not both")
-        units = hidden_size if units is None else units
-        self.spec = cell_spec(self.kind, preset)
-        self.eps = checked_eps(eps, self.spec)
-        for name, value, least in (("input_size", input_size, 1), ("units", units, 1), ("proj_size", proj_size, 0)):
-            _check_integer(name, value, least)
-        self.input_size, self.units, self.output_size, self._biased = input_size, units, proj_size or units, bias
-        self._projected = proj_size > 0
-
-    @property
-    def hidden_size(self) -> int:
-        return self.units
-
-    def _weights_of(self, number: int, reverse: bool, inputs: int, prefix: str = "") -> Weights:
-        """Register the parameters of one layer and direction."""
-        sizes = {"I": inputs, "H": self.units, "P": self.output_size, "": 1}
-        names = {}
-        for t in self.spec.tensors:
-            if t.is_part("weight_p", "bias_p") and not self._projected:
-                continue
-            if t.optional and t.is_bias() and not self._biased:
-                continue
-            shape = [axis_length(axis, sizes) for axis in t.axes]
-            name = prefix + t.named(number, reverse).name
-            names[t.named().name] = name
-            *path, last = name.split(".")
-            module = self
-            for part in path:
-                if not hasattr(module, part):
-                    module.add_module(part, nn.Module())
-                module = getattr(module, part)
-            module.register_parameter(last, nn.Parameter(self._initial(t, shape)))
-        if self._projected and not has_projection(present([t.named() for t in self.spec.tensors], names)):
-            raise ValueError(f"preset {self.spec.name!r} has no projection, got proj_size={self.output_size}")
-        return Weights(names, described(self.spec, self.eps if self.spec.normalises else None, tuple(names)))
-
-    def _initial(self, t, shape) -> Tensor:
-        """Initial values: gains 1, biases of normalised cells 0, all others uniform as in torch.nn.LSTM."""
-        if all(use.part.startswith("gain") for use in t.uses()):
-            return torch.ones(shape)
-        if self.spec.normalises and not any(use.part.startswith("weight") for use in t.uses()):
-            return torch.zeros(shape)
-        bound = 1 / math.sqrt(self.units)
-        return torch.empty(shape).uniform_(-bound, bound)
-
-    def _layer(self, weights: Weights) -> Layer:
-        return layer_of(weights.text, weights.tensors(self))
-
-    def _parts(self, state) -> tuple[Tensor | None, Tensor | None]:
-        """h and c of a given state; None for those that are not given or that the cell does not have."""
-        if state is None:
-            return None, None
-        if self.kind != "LSTM":
-            return state, None
-        if not isinstance(state, (tuple, list)) or len(state) != 2:
-            raise TypeError(f"the state must be a pair of tensors (h, c), got {type(state).__name__}")
-        return state[0], state[1]
-
-    @property
-    def _widths(self) -> tuple[int, ...]:
-        return (self.output_size, self.units) if self.kind == "LSTM" else (self.output_size,)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.units}, preset={self.spec.name!r}"
-
-
-def _check_integer(name: str, value, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def _wrong(x, shapes: str) -> TypeError | ValueError:
@@ -109,18 +27,28 @@ def _wrong(x, shapes: str) -> TypeError | ValueError:
     return ValueError(f"x must have shape {shapes}, got {tuple(x.shape)}")
 
 
-class _Cell(_Module):
+class _Cell(Module):
     """Base of the cells; see `LSTMCell`."""
 
-    def __init__(self, input_size: int, units: int | None = None, **options) -> None:
-        super().__init__(input_size, units, **options)
-        self._weights = self._weights_of(0, False, input_size)
+    def __init__(
+        self, input_size: int, hidden_size: int | None = None, bias: bool = True, device=None, dtype=None, *,
+        preset: str | CellSpec | None = None, **options,
+    ) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, bias, preset=preset, **options)
+        check_made(device, dtype, torch.float32)
+        self._weights = self._weights_of(input_size, device)
+        self.ways = [[self._weights]]
+        self._finish(bias)
+
+    def _name(self, t, number: int, reverse: bool) -> str:
+        return replace(t, name=t.name.removesuffix(NUMBER)).named(number, reverse).name
 
     def to_layers(self) -> tuple[Layer, ...]:
         """The layer with the present weights, for `cnorm.Model`."""
         return (self._layer(self._weights),)
 
-    def forward(self, x: Tensor, state=None):
+    def forward(self, input: Tensor, hx=None):
+        x, state = input, hx
         shape = x.shape if isinstance(x, Tensor) else ()
         if len(shape) not in (1, 2) or shape[-1] != self.input_size or shape[0] == 0:
             raise _wrong(x, f"(batch, {self.input_size}) or ({self.input_size},)")
@@ -138,28 +66,33 @@ class LSTMCell(_Cell):
 
     Parameters
     ----------
-    input_size, units : int
-        `hidden_size` is another name of `units`.
-    preset : str or CellSpec
-        Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, as those of `LSTM`, so
-        that the state dict of one loads into the other.
-    eps : float, optional
-        The preset's own if not given.
-    proj_size : int
-        Outputs of a projection, 0 for none; only for presets that have one.
+    input_size, hidden_size : int
     bias : bool
         False: leave out the biases that are optional in the preset.
+    device, dtype : optional
+        The CPU (or "meta", for weights that come later), and torch.float32.
+    preset : str or CellSpec
+        Which cell, see docs/cells.md; there is no default: "torch" is that of torch.nn. Parameters have the names of
+        the preset's checkpoints, of "torch" those of torch.nn.LSTMCell. The state dict of a single layer of `LSTM` or
+        torch.nn.LSTM loads into a cell, and back.
+    eps : float, optional
+        The preset's own if not given.
+    units : int, optional
+        Another name of `hidden_size`.
+    proj_size : int
+        Outputs of a projection, 0 for none; only for presets that have one.
 
     Notes
     -----
-    x is float32 on the CPU, (batch, input_size) or (input_size,); without a state it starts from zeros. The bits are
-    those of `LSTM` and of `cnorm.Stream`, and so are the gradients: those of the weights are summed over the steps in
-    C, in the order of the calls. There are no second and no forward-mode derivatives.
+    The arguments of a call are input and hx, here x and the state. x is float32 on the CPU, (batch, input_size) or
+    (input_size,); without a state it starts from zeros. The bits are those of `LSTM` and of `cnorm.Stream`, and so are
+    the gradients: those of the weights are summed over the steps in C, in the order of the calls. There are no second
+    and no forward-mode derivatives.
 
     Raises
     ------
     TypeError, ValueError
-        For another dtype, device or shape.
+        For another dtype, device or shape, and for arguments that the preset has no use for.
     """
 
     kind = "LSTM"
@@ -172,33 +105,68 @@ class GRUCell(_Cell):
 
 
 class RNNCell(_Cell):
-    """One step of a simple recurrent network by preset: ``h = cell(x, h)``; parameters as `LSTMCell`."""
+    """One step of a simple recurrent network by preset: ``h = cell(x, h)``; parameters as `LSTMCell`, and one more.
+
+    Parameters
+    ----------
+    nonlinearity : str, optional
+        Behind `bias`, as in torch.nn.RNNCell: "relu" is `preset` with _relu behind its name, where there is one.
+    """
 
     kind = "RNN"
 
+    def __init__(
+        self, input_size: int, hidden_size: int | None = None, bias: bool = True, nonlinearity: str | None = None,
+        device=None, dtype=None, *, preset: str | CellSpec | None = None, **options,
+    ) -> None:  # fmt: skip
+        preset = with_nonlinearity(preset, nonlinearity)
+        super().__init__(input_size, hidden_size, bias, device, dtype, preset=preset, **options)
 
-class _Sequence(_Module):
+    @property
+    def nonlinearity(self) -> str | tuple:
+        return self.spec.activation
+
+
+class _Sequence(Module):
     """Base of the modules for sequences; see `LSTM`."""
 
     def __init__(
-        self, input_size: int, units: int | None = None, *, num_layers: int = 1, bidirectional: bool = False,
-        batch_first: bool = False, dropout: float = 0.0, **options,
+        self, input_size: int, hidden_size: int | None = None, num_layers: int = 1, bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0,
+        device=None, dtype=None, *, preset: str | CellSpec | None = None, **options,
     ) -> None:  # fmt: skip
-        super().__init__(input_size, units, **options)
-        _check_integer("num_layers", num_layers, 1)
+        super().__init__(input_size, hidden_size, bias, preset=preset, proj_size=proj_size, **options)
+        check_made(device, dtype, torch.float32)
+        check_integer("num_layers", num_layers, 1)
+        check_bool("batch_first", batch_first)
+        check_bool("bidirectional", bidirectional)
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be a probability, got {dropout!r}")
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(f"dropout acts between layers, and num_layers is 1: got dropout={dropout}", stacklevel=2)
         self.num_layers, self.bidirectional, self.batch_first = num_layers, bidirectional, batch_first
         self.dropout = float(dropout)
         numbered = all("{" in t.name for t in self.spec.tensors)
         ways = (False, True)[: 1 + bidirectional]
-        if bidirectional and not all("{reverse}" in t.name for t in self.spec.tensors):
-            raise ValueError(f"preset {self.spec.name!r} has no names for a reverse direction: use two modules")
-        self.ways = []  # [layers][directions]
         for i in range(num_layers):
             inputs = input_size if i == 0 else self.output_size * len(ways)
             prefix = "" if num_layers == 1 or numbered else f"layers.{i}."
-            self.ways.append([self._weights_of(0 if prefix else i, way, inputs, prefix) for way in ways])
+            number = 0 if prefix else i
+            self.ways.append([self._weights_of(inputs, device, number, way, prefix) for way in ways])
+        self._finish(bias)
+
+    @property
+    def mode(self) -> str:
+        """As of torch.nn's modules: "LSTM", "GRU", "RNN_TANH" or "RNN_RELU"."""
+        return f"RNN_{str(self.spec.activation).upper()}" if self.kind == "RNN" else self.kind
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each layer and direction."""
+        return [weights.tensors(self) for ways in self.ways for weights in ways]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: the weights are packed at a call, see docs/training.md. As of torch.nn's modules."""
 
     def to_layers(self) -> tuple[Layer, ...]:
         """Layers with the present weights, for `cnorm.Model`."""
@@ -265,13 +233,14 @@ class _Sequence(_Module):
         for part, width in zip(self._parts(state), self._widths, strict=False):
             if part is not None and not isinstance(part, Tensor):
                 raise TypeError(f"a state must be a tensor, got {type(part).__name__}")
-            part = part[:, None] if single and part is not None else part
-            if part is not None and part.shape != (count, batch, width):
-                raise ValueError(f"a state must have shape {(count, batch, width)}, got {tuple(part.shape)}")
-            found.append(part)
+            shape = (count, width) if single else (count, batch, width)
+            if part is not None and part.shape != shape:
+                raise ValueError(f"a state must have shape {shape}, got {tuple(part.shape)}")
+            found.append(part[:, None] if single and part is not None else part)
         return tuple(found)
 
-    def forward(self, x: Tensor | PackedSequence, state=None):
+    def forward(self, input: Tensor | PackedSequence, hx=None):
+        x, state = input, hx
         if isinstance(x, PackedSequence):
             return self._forward_packed(x, state)
         frames, single = self._frames(x), isinstance(x, Tensor) and x.ndim == 2
@@ -304,30 +273,38 @@ class LSTM(_Sequence):
 
     Parameters
     ----------
-    input_size, units : int
-        `hidden_size` is another name of `units`.
-    preset : str or CellSpec
-        Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, so that state dicts can be
-        exchanged in both directions; in a stack of cells whose names do not all have a number, they begin with
-        ``layers.0.``, ``layers.1.``, ...
+    input_size, hidden_size : int
     num_layers : int
-    bidirectional : bool
-        Only for presets that have names for the reverse direction, such as "torch".
+    bias : bool
+        False: leave out the biases that are optional in the preset.
     batch_first : bool
     dropout : float
         Between the layers, in training mode, as torch.nn.LSTM.
-    eps : float, optional
-        The preset's own if not given.
+    bidirectional : bool
+        The parameters of the reverse direction end in ``_reverse``.
     proj_size : int
         Outputs of a projection, 0 for none; only for presets that have one.
-    bias : bool
-        False: leave out the biases that are optional in the preset.
+    device, dtype : optional
+        The CPU (or "meta", for weights that come later), and torch.float32.
+    preset : str or CellSpec
+        Which cell, see docs/cells.md; there is no default: "torch" is that of torch.nn. Parameters have the names of
+        the preset's checkpoints, so that state dicts can be exchanged in both directions; in a stack of cells whose
+        names do not all have a number, they begin with ``layers.0.``, ``layers.1.``, ...
+    eps : float, optional
+        The preset's own if not given.
+    units : int, optional
+        Another name of `hidden_size`.
 
     Notes
     -----
-    x is float32 on the CPU, (steps, batch, input_size), or (steps, input_size) for one sequence, or a PackedSequence.
-    Gradients are those of cnorm_train.h: the same bits on every machine. There are no second and no forward-mode
-    derivatives.
+    The arguments of a call are input and hx, here x and the state. x is float32 on the CPU, (steps, batch, input_size),
+    or (steps, input_size) for one sequence, or a PackedSequence. Gradients are those of cnorm_train.h: the same bits on
+    every machine. There are no second and no forward-mode derivatives.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another dtype, device or shape, and for arguments that the preset has no use for.
     """
 
     kind = "LSTM"
@@ -340,6 +317,26 @@ class GRU(_Sequence):
 
 
 class RNN(_Sequence):
-    """A simple recurrent network by preset, called as torch.nn.RNN; parameters as `LSTM`."""
+    """A simple recurrent network by preset, called as torch.nn.RNN; parameters as `LSTM`, and one more.
+
+    Parameters
+    ----------
+    nonlinearity : str, optional
+        Behind `num_layers`, as in torch.nn.RNN: "relu" is `preset` with _relu behind its name, where there is one.
+    """
 
     kind = "RNN"
+
+    def __init__(
+        self, input_size: int, hidden_size: int | None = None, num_layers: int = 1, nonlinearity: str | None = None,
+        bias: bool = True, batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
+        proj_size: int = 0, device=None, dtype=None, *, preset: str | CellSpec | None = None, **options,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype,
+            preset=with_nonlinearity(preset, nonlinearity), **options,
+        )  # fmt: skip
+
+    @property
+    def nonlinearity(self) -> str | tuple:
+        return self.spec.activation

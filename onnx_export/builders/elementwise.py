@@ -6,18 +6,8 @@ import math
 from collections.abc import Mapping
 
 from onnx_export.builders.norms import layer_norm
+from onnx_export.graph.tables import ATTRIBUTES, FUNCTIONS
 
-_OPERATORS = {
-    "relu": "Relu",
-    "tanh": "Tanh",
-    "sigmoid": "Sigmoid",
-    "elu": "Elu",
-    "softplus": "Softplus",
-    "exp": "Exp",
-    "sqrt": "Sqrt",
-    "abs": "Abs",
-    "hard_sigmoid": "HardSigmoid",
-}
 _SELU = {"alpha": 1.6732632, "gamma": 1.0507010}  # rounded to float32
 
 
@@ -29,8 +19,8 @@ def build(graph, layer, weights, x, states):
 
 def function(graph, x: str, of: str, given: Mapping[str, float], name: str, slope: str | None = None) -> str:
     """A function of `cnorm.cells.functions` with its parameters; `slope` is the value of prelu's."""
-    if of in _OPERATORS:
-        return graph.add(_OPERATORS[of], x, name=name, **given)
+    if of in FUNCTIONS:
+        return graph.add(FUNCTIONS[of], x, name=name, **{ATTRIBUTES.get(key, key): v for key, v in given.items()})
     if of == "prelu":
         return graph.add("PRelu", x, slope, name=name)
     return _FORMS[of](graph, x, given, name)
@@ -81,7 +71,6 @@ _FORMS = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
-    "leaky_relu": lambda graph, x, given, name: graph.add("LeakyRelu", x, name=name, alpha=given["slope"]),
     "hard_swish": _hard_swish,
     "softmax": lambda graph, x, given, name: graph.add("Softmax", x, name=name, axis=-1),
     "log": _log,

@@ -9,11 +9,9 @@ import numpy as np
 from cnorm.cells.functions import named_parameters
 from cnorm.cells.tensors import has_projection, present
 from onnx_export.builders.cells import Cell
+from onnx_export.graph.tables import FUNCTIONS
+from onnx_export.recurrent import ACTIVATIONS
 
-_NAMES = {
-    "tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid", "elu": "Elu", "leaky_relu": "LeakyRelu",
-    "softplus": "Softplus", "hard_sigmoid": "HardSigmoid",
-}  # fmt: skip
 _HEEDED = {  # the fields of a spec that `build` writes or `refusal` judges, those of norms with the norms
     "kind", "name", "source", "gates", "weights", "scope", "grouping", "cell_norm", "eps", "eps_place", "ddof", "reset",
     "update", "forget_bias", "update_bias", "activation", "recurrent_activation", "clip", "zoneout", "cell_clip",
@@ -40,7 +38,7 @@ def refusal(layer) -> str | None:
     if spec.kind == "LSTM" and spec.clip is not None:
         return "onnxruntime does not clip the cell before its activation, as the operator LSTM demands"
     for name, _ in map(named_parameters, _functions(spec)):
-        if name not in _NAMES:
+        if FUNCTIONS.get(name, "").lower() not in ACTIVATIONS:
             return f"the operators have no {name}"
     if spec.kind == "GRU" and spec.reset == "candidate":
         return "the operator GRU does not let the reset gate act on the whole candidate"
@@ -63,7 +61,7 @@ def _activations(spec) -> dict:
     options: dict = {} if spec.clip is None else {"clip": spec.clip}
     if spec.kind != "RNN" and (spec.recurrent_activation, spec.activation) == ("sigmoid", "tanh"):
         return options
-    options["activations"] = [_NAMES[name] for name, _ in functions]
+    options["activations"] = [FUNCTIONS[name] for name, _ in functions]
     for place, which in enumerate(("alpha", "beta")):
         values = [list(given.values())[place] for _, given in functions if len(given) > place]
         options |= {f"activation_{which}": values} if values else {}

@@ -1,1 +1,1 @@
-"""What is known of ONNX nodes one by one: the sizes of their results."""
+"""Pieces of ONNX graphs: what the exporter, the importer and the validator share."""

@@ -9,11 +9,21 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.shape_inference import infer_node_outputs
 
-__all__ = ["largest"]
+__all__ = ["largest", "shape_of", "size"]
 
 _READ = 1024  # elements of an input up to which shape inference is given its values
 # Where inference does not know an extent of their results, it is at most the number of elements they are given.
 _SELECTING = {"NonZero", "Unique", "Compress", "Reshape", "Slice", "Squeeze", "Flatten", "TopK", "NonMaxSuppression"}
+
+
+def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """The size of a dimension, None if the file leaves it open; like runtimes, treats a negative size as open."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
+def shape_of(kind: onnx.TypeProto) -> tuple[int | None, ...] | None:
+    """The sizes of a tensor's type, None for each that is open, None for all if the rank is, or for other types."""
+    return tuple(map(size, kind.tensor_type.shape.dim)) if kind.tensor_type.HasField("shape") else None
 
 
 def largest(node: onnx.NodeProto, inputs: list, opset: int) -> float:
@@ -72,7 +82,5 @@ def _is_read(value) -> bool:
 
 def _elements(found: onnx.TypeProto | None, unknown: float) -> float:
     """Elements of a result, with `unknown` for each extent that inference does not know."""
-    if found is None or not found.tensor_type.HasField("shape"):
-        return unknown
-    sizes = [dim.dim_value if dim.HasField("dim_value") else unknown for dim in found.tensor_type.shape.dim]
-    return prod(map(float, sizes))
+    shape = None if found is None else shape_of(found)
+    return unknown if shape is None else prod(unknown if known is None else float(known) for known in shape)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Imported", "import_model"]
 
+# What quantize_dynamic makes of MatMul, Gemm, Conv, LSTM and Attention.
+ROUNDED = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -70,6 +73,7 @@ def import_model(
 
     from onnx_export.importer.elements import Cannot
     from onnx_export.importer.interface import plan
+    from onnx_export.importer.layouts import steps_first
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.nodes import drop_omitted
     from onnx_export.ort import CannotRun
@@ -77,6 +81,8 @@ def import_model(
     stage("finding the layers")
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
+    _refuse_rounded(onnx_model)
+    steps_first(onnx_model)
     drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
     try:
         found = plan(onnx_model, **given)
@@ -101,6 +107,19 @@ def import_model(
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*_notes(model, found, file), *_left_out(onnx_model, found))
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+
+
+def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
+    """Refuse a file whose products are rounded by what each frame holds."""
+    from onnx_export.nodes import all_graphs
+
+    nodes = [node for graph in all_graphs(onnx_model.graph) for node in graph.node if node.op_type in ROUNDED]
+    if nodes:
+        raise NotImported(
+            "it is a file of onnxruntime's quantize_dynamic, whose integer products have no layer here:",
+            [f"{nodes[0].op_type} {nodes[0].name or nodes[0].output[0]!r} and {len(nodes) - 1} more nodes of its kind",
+             "import the file that it was made of; with --weights int8 (Model.with_weights) its matrices are rounded"],
+        )  # fmt: skip
 
 
 def _left_out(onnx_model, found) -> tuple[str, ...]:

@@ -236,6 +236,8 @@ class Chain:
         reason = f"no layer computes {op.replace('_', ' ')}"
         if op == "integer":
             reason = "it makes integers of elements of the frame"
+        elif op in ("carried", "repeated"):
+            reason = "it carries from step to step what no cell does"
         elif op == "divide":
             reason = "it divides two results that depend on the frame"
         elif op == "product":

@@ -13,6 +13,7 @@ returns its outputs. The blocks that they add have these operations:
     integer      each element as an integer, which only an embedding takes
     embedding    the row of `table` [tokens, outputs] that one element names
     NAME         a function of each element: "sigmoid", "tanh", "relu", ...; its parameters are constants
+    carried      what a Loop carries to a step, see `loops.py`
     LSTM, GRU, RNN, state   a step of a cell: its output, and the other state of an LSTM
     carried      a state of a Scan or Loop behind its first step, of what the step before gave
 """
@@ -289,11 +290,13 @@ def _matmul(trace, node, attributes, inputs, outputs):
 
 def _gemm(trace, node, attributes, inputs, outputs):
     a, b, c = (*inputs, None)[:3]
-    if is_elements(b) or is_elements(c) or not is_elements(a):
-        raise Cannot("its second and third input must be constants")
+    if is_elements(b) or not is_elements(a):
+        raise Cannot("its first input must depend on the frame, its second be a constant")
     rows = a.numbers.T if attributes.get("transA") else a.numbers
     weight = np.asarray(b) if attributes.get("transB") else np.asarray(b).T
     y = scale(trace, node, product(trace, node, rows, weight), attributes.get("alpha", 1.0))
+    if is_elements(c):
+        return _binary("add")(trace, node, {}, [y, scale(trace, node, c, attributes.get("beta", 1.0))], 1)
     return [y if c is None else shift(trace, node, y, attributes.get("beta", 1.0) * np.asarray(c, np.float64))]
 
 

@@ -45,9 +45,10 @@ def frames_of(model, varying, constants, dims) -> dict:
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
     try:
-        limits = thresholds(model, Trace(model, shapes, constants, rows=True))
+        trace = Trace(model, shapes, constants, rows=True)
     except Cannot as error:
         raise NotImported(str(error)) from None
+    limits = thresholds(model, trace)
     reach = max(limits, default=0)
     length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -59,7 +60,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             continue
         results = {name: found.trace.values.get(name) for name in names}
         shifts = None
-        if not found.trace.faults and not fields["time_axes"]:
+        if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
             found, shifts = _shifts(model, shapes, constants, axes, found)
             results = {name: found.trace.values.get(name) for name in names}
         if (found.moves or shifts) and not fields["time_axes"]:
@@ -74,13 +75,15 @@ def frames_of(model, varying, constants, dims) -> dict:
             faults = [fault + remedy for fault in found.faults(results, carried=shifts is not None)]
             if shifts:
                 fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
+            if found.trace.loops and found.moves:
+                faults.append("a Loop over an open number of frames, of which only some can be compared" + remedy)
             fields["mixed"] += [(axes, faults)] if faults else []
             if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
                 fields["faults"] += [fault + remedy for fault in counted(model, found, more)]
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
     if not fields["time_axes"]:
-        fields |= _fixed_steps(model, shapes, constants)
+        fields |= _fixed_steps(model, shapes, trace)
     return fields
 
 
@@ -95,11 +98,17 @@ def _shifts(model, shapes, constants, axes, found: Reach) -> tuple[Reach, Shifts
     if not 2 < length <= MOST_CARRIED:
         return found, None
     more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
-    if more is None or more.trace.faults or not more.mixed or more.longest() + 2 > more.length:
+    if more is None or more.trace.faults or not more.mixed:
         return found, None
-    results = {value.name: more.trace.values.get(value.name) for value in model.graph.output}
-    shifts = Shifts(more, axes) if more.reads(results) + 1 < more.length else None
-    return more, shifts if shifts and shifts.carries(results, _axes(more, results)) else None
+    return more, _linked(model, more, axes)
+
+
+def _linked(model, found: Reach, axes, *, fixed: bool = False) -> Shifts | None:
+    results = {value.name: found.trace.values.get(value.name) for value in model.graph.output}
+    if found.longest() + 2 > found.length or found.reads(results) + 1 >= found.length:
+        return None
+    shifts = Shifts(found, axes, fixed=fixed)
+    return shifts if shifts.carries(results, _axes(found, results)) else None
 
 
 def _with(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
@@ -120,19 +129,19 @@ def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
     return found
 
 
-def _fixed_steps(model, shapes, constants) -> dict:
+def _fixed_steps(model, shapes, trace: Trace) -> dict:
     """The axis of fixed size along which a recurrent operator's steps are."""
-    names = [value.name for value in model.graph.output]
-    try:
-        trace = Trace(model, shapes, constants, rows=True)
-    except Cannot:
-        return {}
     for name, shape in shapes.items():
         for axis, size in enumerate(shape):
             if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
-                results = {n: trace.values.get(n) for n in names}
-                axes = _axes(found, results)
-                faults = found.faults(results) if found.mixed or not trace.faults else []
+                results = {value.name: trace.values.get(value.name) for value in model.graph.output}
+                shifts = None
+                if not trace.faults and (found.mixed or trace.loops):
+                    shifts = _linked(model, found, {name: axis}, fixed=True)
+                faults = found.faults(results, carried=shifts is not None) if found.mixed or not trace.faults else []
+                if trace.loops and not shifts:
+                    faults.append("a Loop's steps are not all the same, or do not begin with zeros")
                 mixed = [({name: axis}, faults)] if faults else []
-                return {"time_axes": {name: axis}, "output_axes": axes, "mixed": mixed}
+                given = {"time_axes": {name: axis}, "output_axes": _axes(found, results), "mixed": mixed}
+                return given | {"shifts": shifts}
     return {}

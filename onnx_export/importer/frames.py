@@ -102,7 +102,7 @@ class Reach:
     def _through(self, block: Block) -> None:
         at = slice(block.first, block.first + block.size)
         carried = block.op in CELLS and block.first in self.trace.unrolled
-        for operand in block.operands[: 1 if carried else 0 if block.op == "carried" else None]:
+        for operand in block.operands[: 0 if block.op in ("carried", "repeated") else 1 if carried else None]:
             row = rows_of(block, len(operand))
             self.first[at] = np.minimum(self.first[at], self.first[operand].min(axis=1)[row])
             self.last[at] = np.maximum(self.last[at], self.last[operand].max(axis=1)[row])
@@ -116,7 +116,9 @@ class Reach:
 
     @property
     def fault(self) -> str:
-        return f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"
+        return (
+            self.mixed and f"{self.mixed}: its result depends on several frames, which only a cell or a cache may carry"
+        )
 
     def longest(self) -> int:
         """How many frames all convolutions over frames reach back together."""

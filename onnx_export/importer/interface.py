@@ -19,6 +19,8 @@ from onnx import TensorProto, helper
 from cnorm.arguments import whole_number
 from cnorm.text import quoted
 from onnx_export.errors import NotImported
+from onnx_export.graph import sizes
+from onnx_export.graph.tables import LAYOUT
 from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
@@ -28,8 +30,11 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
 
-INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
-MOVES = {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}  # of token ids, before a Gather
+INTEGERS = {
+    TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
+    TensorProto.UINT8: np.uint8, TensorProto.UINT16: np.uint16, TensorProto.UINT32: np.uint32,
+    TensorProto.UINT64: np.uint64,
+}  # fmt: skip
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
@@ -118,7 +123,7 @@ class Plan:
     @property
     def faults(self) -> list[str]:
         mixed = [] if self.states else [fault for _, faults in self.inputs.mixed for fault in faults]
-        if self.inputs.shifts and self.chain.faults:
+        if self.inputs.shifts and self.inputs.shifts.fault and self.chain.faults:
             mixed = [*mixed, self.inputs.shifts.fault]
         return [*self.trace.faults, *mixed, *self.inputs.faults, *self.chain.faults]
 
@@ -175,7 +180,7 @@ def plan(
             if trace.repeated:
                 raise NotImported("a Loop takes a stored number of steps: export it for any number, or as a Scan")
             plans = list(_plans(model, trace, read, states, frames))
-    written = unrolled(trace, read.shapes)
+    written = [] if read.shifts else unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)
     if written and not found.states and not found.chain.cells:
         raise NotImported("it keeps no state from call to call:", written)
@@ -245,7 +250,7 @@ def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
     for node in graph.node:  # sorted
         if moved.intersection(node.input):
             indices = node.op_type == "Gather" and node.input[0] not in moved
-            if not indices and not (node.op_type in MOVES and not moved.intersection(node.input[1:])):
+            if not indices and not (node.op_type in LAYOUT and not moved.intersection(node.input[1:])):
                 return False
             read |= indices
             moved.update([] if indices else node.output)
@@ -255,7 +260,7 @@ def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
 def _constant(value: onnx.ValueInfoProto, given) -> np.ndarray:
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
     array = np.asarray(given).astype(kind)
-    shape = [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+    shape = [size or 1 for size in sizes.shape_of(value.type) or ()]
     try:
         return np.broadcast_to(array, shape)
     except ValueError:

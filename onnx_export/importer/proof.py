@@ -218,7 +218,7 @@ class FileRun:
         if found.time_axis is not None:
             declared = next(value for value in onnx_model.graph.input if value.name == found.frames[0])
             fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
-            traced = 1 if found.inputs.shifts else found.inputs.steps
+            traced = 1 if found.inputs.shifts and not found.inputs.shifts.fixed else found.inputs.steps
             self.steps = traced if traced > 1 else fixed or None
 
     def run(self, x: np.ndarray, calls: int = 1) -> np.ndarray:

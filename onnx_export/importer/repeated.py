@@ -78,7 +78,7 @@ def _steps(trace, node: str, body: onnx.GraphProto, initial, given) -> tuple[lis
     first, made = len(trace.blocks), []
     for t, own in enumerate(given):
         if t:
-            states = [trace.add("carried", node, s.shape, [s.numbers.reshape(-1, 1)]) for s in states]
+            states = [trace.add("repeated", node, s.shape, [s.numbers.reshape(-1, 1)]) for s in states]
         results = trace.of_subgraph(body, [*own, *states] if loops else [*states, *own])
         if not results:
             raise Cannot("its body can't be followed", behind=None)

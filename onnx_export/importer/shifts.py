@@ -30,6 +30,8 @@ class Shifts:
     reach : Reach
     axes : mapping of str to int
         The inputs that have frames, and the axis that counts them.
+    fixed : bool
+        Whether the file takes just as many frames as the trace has.
 
     Attributes
     ----------
@@ -37,15 +39,17 @@ class Shifts:
     length : int
         Frames of the trace.
     fault : str
-        Where frames are mixed.
+        Where frames are mixed; "" if a loop carries all that is.
     before : ndarray of int64
         For each element, by its number, that of the frame before; `ZERO` in the first frame, `NONE` if there is none.
         What reads no frame is its own.
     """
 
-    def __init__(self, reach: Reach, axes: Mapping[str, int]) -> None:
+    def __init__(self, reach: Reach, axes: Mapping[str, int], *, fixed: bool = False) -> None:
+        self.fixed = fixed
         self.trace, self.length, self.fault, self._last = reach.trace, reach.length, reach.fault, reach.last
         self._same = np.arange(len(self._last))  # one number for constants of one value
+        self._still = np.zeros(len(self._last), bool)  # what reads neither a frame nor what a loop carries
         self.before = np.full(len(self._last), NONE)
         self._known: dict[tuple[str, str], list[_Rows]] = {}
         values: dict[float, int] = {}
@@ -55,16 +59,32 @@ class Shifts:
             elif block.op == "input" and block.node in axes:
                 frames = np.moveaxis(self.trace.values[block.node].numbers, axes[block.node], 0)
                 self.before[frames[1:]], self.before[frames[0]] = frames[:-1], ZERO
+            elif block.op == "carried":
+                self._carried(block)
             elif block.operands:
                 self._through(block)
-            at = block.numbers
-            still = at[self._last[at] < 0]
+            still = self._still_of(block)
+            self._still[still] = True
             self.before[still] = self._same[still]
+
+    def _still_of(self, block: Block) -> np.ndarray:
+        at = block.numbers[self._last[block.numbers] < 0]
+        if block.op == "carried" or not all(self._still[operand].all() for operand in block.operands):
+            return at[:0]
+        return at
 
     def _constant(self, block: Block, values: dict[float, int]) -> None:
         each, places = np.unique(np.asarray(block.constants["value"], np.float64), return_inverse=True)
         own = [ZERO if v == 0 else values.setdefault(v, block.first + i) for i, v in enumerate(each.tolist())]
         self._same[block.numbers] = np.array(own)[places.ravel()]
+
+    def _carried(self, block: Block) -> None:
+        """Link what a loop carries to what it carried before: zeros at first, and then what is linked."""
+        before = block.constants["before"]
+        if before is not None and len(before) == block.size:
+            given = self.trace.owner(int(before[0])).operands[0].ravel()
+            linked = self.before[block.operands[0].ravel()] == self._same[given]
+            self.before[block.numbers[linked]] = before[linked]
 
     def _through(self, block: Block) -> None:
         """Link the elements of a block whose operands are linked."""
@@ -103,7 +123,7 @@ class Shifts:
             width = block.size // len(block.operands[0])
             there = target[row[elements]] * width + elements % width
         elements, there = elements + block.first, there + other.first
-        kept = self._last[there] == self._last[elements] - 1
+        kept = (self._last[there] == self._last[elements] - 1) | (self._last[elements] < 0)
         if block.op in CELLS:
             unrolled = [self.trace.unrolled.get(number, NONE) for number in elements.tolist()]
             kept &= np.array(unrolled, np.int64) == there
@@ -120,7 +140,8 @@ class Shifts:
             frames = np.moveaxis(numbers, axis, 0)
             if (self.before[frames[1:]] != self._same[frames[:-1]])[self._last[frames[1:]] >= 0].any():
                 return False
-        return True
+        # each step of a loop must do what the one before did, and begin with zeros
+        return all((self.before[states[1:]] == states[:-1]).all() for states in self.trace.loops)
 
     def chains(self) -> np.ndarray:
         """Elements [frames, n] of the last frame, and what they were in each frame before, back to the first."""

@@ -15,27 +15,25 @@ from math import prod
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from cnorm.text import quoted
+from onnx_export.graph import tables
+from onnx_export.graph.evaluate import evaluate
 from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
+from onnx_export.importer.loops import unroll
 from onnx_export.importer.repeated import REPEATING, faults_of_loops
-from onnx_export.kernels import KERNELS
 from onnx_export.nodes import names_read, subgraphs
 
 __all__ = ["Trace", "describe"]
 
 # They move or repeat elements of their first input (Concat: of all) and compute nothing.
-MOVING = {
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile", "Pad",
-    "Identity", "Dropout", "Gather", "GatherElements", "GatherND",
-}  # fmt: skip
+MOVING = tables.MOVING - {"Cast", "CastLike"} | {"Pad", "Dropout", "GatherElements", "GatherND"}
 # Of shapes and truth values, as exporters write them between a Shape and a Reshape.
 SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
-    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If",
+    "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If", "Loop",
 }  # fmt: skip
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -77,6 +75,8 @@ class Trace:
         For each Scan or Loop its first block, the one behind its last, and for elements of its first states the last.
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
+    loops : list of ndarray
+        The states [steps, 1, n] that Loop nodes carry.
     taken : dict of tuple of str to str
         The branch of each If node, as `graph.branches` wants it.
     faults : list of str
@@ -99,6 +99,7 @@ class Trace:
         self.linear = 0  # linear functions that were expanded, see `affine.affine`
         self.cells: dict = {}  # that were searched, see `cells.written_cell`
         self.sequences: list[np.ndarray] = []
+        self.loops: list[np.ndarray] = []
         self.repeated: list[tuple[int, int, dict[int, int]]] = []
         self.unrolled: dict[int, int] = {}
         self.values: dict[str, Elements | np.ndarray] = {"": None}
@@ -213,6 +214,8 @@ class Trace:
         if node.op_type == "If":
             return self._branch(node, inputs[0])
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "Loop" and not any(isinstance(value, Elements) for value in inputs):
+            return unroll(self, self._run, node, inputs)
         if node.op_type in REPEATING:
             return REPEATING[node.op_type](self, describe(node), attributes, inputs, len(node.output))
         if not any(isinstance(value, Elements) for value in inputs):
@@ -301,21 +304,13 @@ class Trace:
         copy.CopyFrom(node)
         copy.ClearField("input")
         copy.input.extend(names)
-        graph = helper.make_graph(
-            [copy],
-            "node",
-            [helper.make_empty_tensor_value_info(name) for name in names if name],
-            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )
-        opsets = [helper.make_opsetid(node.domain, self._opset_of(node))]
         feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
+        wanted = [name for name in node.output if name]
         try:
-            with np.errstate(all="ignore"):
-                one = helper.make_model(graph, opset_imports=opsets)
-                results = iter(ReferenceEvaluator(one, new_ops=[*KERNELS]).run(None, feeds))
+            results = evaluate([copy], feeds, wanted, {node.domain: self._opset_of(node)})
         except Exception as error:  # onnx's kernels raise anything
             raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
-        return [next(results) if name else None for name in node.output]
+        return [results.get(name) for name in node.output]
 
 
 def _is_training(node: onnx.NodeProto, inputs: list) -> bool:

@@ -1,1 +1,1 @@
-"""Functions, norms and cells, recognised by what they compute."""
+"""Norms, functions and cells, recognised by what they compute, however they are written."""

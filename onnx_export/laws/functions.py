@@ -1,4 +1,4 @@
-"""Functions of one element: ONE table of their names, parameters and values in float64, and the look-up of a function
+"""Functions of one element: ONE table of their values and parameters in float64, and the look-up of a function
 by its values."""
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ class Function:
     ----------
     name : str
         cnorm's.
-    operator : str
-        ONNX', "" if there is none.
-    in_cells : str
-        The name in `activations` of LSTM, GRU and RNN, lower case; "" if there is none.
     value : callable
         f(x, *parameters) in float64.
     fit : callable or None
@@ -39,8 +35,6 @@ class Function:
     """
 
     name: str
-    operator: str
-    in_cells: str
     value: Callable
     fit: Callable | None = None
 
@@ -67,35 +61,29 @@ def _clip_limits(f):
 TABLE = {
     row.name: row
     for row in (
-        Function("tanh", "Tanh", "tanh", np.tanh),
-        Function("relu", "Relu", "relu", lambda x: np.maximum(x, 0)),
-        Function("sigmoid", "Sigmoid", "sigmoid", sigmoid),
-        Function("elu", "Elu", "elu", _elu, lambda f: (-f(-90.0),)),
-        Function("selu", "Selu", "", lambda x: _SELU[0] * _elu(x, _SELU[1])),
-        Function("silu", "Swish", "", lambda x: x * sigmoid(x)),
-        Function("gelu", "Gelu", "", lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2),
+        Function("tanh", np.tanh),
+        Function("relu", lambda x: np.maximum(x, 0)),
+        Function("sigmoid", sigmoid),
+        Function("elu", _elu, lambda f: (-f(-90.0),)),
+        Function("selu", lambda x: _SELU[0] * _elu(x, _SELU[1])),
+        Function("silu", lambda x: x * sigmoid(x)),
+        Function("gelu", lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2),
         Function(
             "gelu_tanh",
-            "",
-            "",
             lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
         ),
-        Function("softplus", "Softplus", "softplus", lambda x: np.logaddexp(0, x)),
+        Function("softplus", lambda x: np.logaddexp(0, x)),
         Function(
             "hard_sigmoid",
-            "HardSigmoid",
-            "hardsigmoid",
             lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1),
             lambda f: ((f(1e-3) - f(-1e-3)) / 2e-3, f(0.0)),
         ),
-        Function("hard_swish", "HardSwish", "", lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
-        Function("exp", "Exp", "", _exp),
-        Function("square", "", "", np.square),
-        Function("abs", "Abs", "", np.abs),
-        Function(
-            "leaky_relu", "LeakyRelu", "leakyrelu", lambda x, s: np.where(x < 0, s * x, x), lambda f: (f(-40.0) / -40,)
-        ),
-        Function("clip", "Clip", "", np.clip, _clip_limits),
+        Function("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+        Function("exp", _exp),
+        Function("square", np.square),
+        Function("abs", np.abs),
+        Function("leaky_relu", lambda x, s: np.where(x < 0, s * x, x), lambda f: (f(-40.0) / -40,)),
+        Function("clip", np.clip, _clip_limits),
     )
 }
 

@@ -65,6 +65,7 @@ def validate(
     fix: str | os.PathLike | None = None,
     opset: int | None = None,
     outputs: str | os.PathLike | None = None,
+    runtimes: Iterable[str] = (),
     find_only: bool = False,
     timeout: float = 600.0,
     memory: int = 8 * 2**30,
@@ -98,6 +99,9 @@ def validate(
         Convert the model to this opset before it is examined. For `fix`, as LayerNormalization needs opset 17.
     outputs : path, optional
         An .npz file with a framework's outputs for the inputs, to compare with.
+    runtimes : iterable of str
+        "NAME" or "NAME@VERSION" of runtimes that docs/runtimes.md lists: what these were seen to refuse or to compute
+        otherwise is an error.
     find_only : bool
         Find and describe the norms without running the model.
     timeout : float
@@ -119,8 +123,8 @@ def validate(
     TypeError
         If a path is not a path, a size or the seed is not an integer, or the timeout or memory is not a number.
     ValueError
-        If a size, the timeout or the memory limit is not positive, the seed is negative, or `fix` is the model's own
-        file or that of the inputs.
+        If a size, the timeout or the memory limit is not positive, the seed is negative, `fix` is the model's own
+        file or that of the inputs, or a runtime has no table.
     """
     options = Options.checked(
         input=input,
@@ -133,6 +137,7 @@ def validate(
         fix=fix,
         opset=opset,
         outputs=outputs,
+        runtimes=runtimes,
         find_only=bool(find_only),
         timeout=timeout,
         memory=memory,

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import Scope, boundary, cut, with_shapes
+from onnx_export.graph.scope import Scope, boundary, cut, with_shapes
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
@@ -15,7 +15,7 @@ _LENGTH = 64  # of a row whose length the file does not say
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
-def alone(model: onnx.ModelProto, norm: Norm, options: Options) -> tuple[onnx.ModelProto, Norm] | None:
+def alone(norm: Norm, options: Options) -> tuple[onnx.ModelProto, Norm] | None:
     """A norm's nodes as a model, and the norm found in it; None if its inputs cannot be made up.
 
     The inputs may be the values whose sum is normalised, scale and bias, of floating types. Where the file does not
@@ -30,7 +30,7 @@ def alone(model: onnx.ModelProto, norm: Norm, options: Options) -> tuple[onnx.Mo
     kinds = {name: (_kind(norm, name), shape if name in norm.terms else norm.scope.shape(name)) for name in names}
     if any(kind not in _FLOATS or sizes is None or None in sizes for kind, sizes in kinds.values()):
         return None
-    part = with_shapes(cut(model, norm.scope, norm.nodes, [norm.y], kinds))
+    part = with_shapes(cut(norm.scope, norm.nodes, [norm.y], kinds))
     found = [each for each in find(part) if each.y == norm.y and each.formula == norm.formula]
     return (part, found[0]) if found else None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from onnx_export.graph.scope import op
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import LAYER
 from onnx_export.validation.evaluated import (
@@ -16,7 +17,6 @@ from onnx_export.validation.evaluated import (
     evaluated_power,
     squares_before,
 )
-from onnx_export.validation.graph import op
 from onnx_export.validation.match import Match
 from onnx_export.validation.norm import NONE
 from onnx_export.validation.powers import Power

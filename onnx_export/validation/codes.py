@@ -72,6 +72,16 @@ CODES = {
     "rows that hardly vary. It is sound for data like those of the run; give real inputs (--input) to be sure.",
     "runtime-limit": "On these rows onnxruntime's own operator fails as well, or adds the elements of a row one after "
     "another: no file is to blame.",
+    "runtime-data": "A runtime named with --runtime was seen to compute this operator otherwise for data of this "
+    "magnitude. An error where rows of the run are such; else give real inputs (--input) to know.",
+    "runtime-differs": "A runtime named with --runtime was seen to compute another function for this node, without a "
+    "word. Write the node in another form, or use another runtime; docs/runtimes.md has the table, `make runtimes` "
+    "measures it again. A warning where the version is another one than was seen.",
+    "runtime-refuses": "A runtime named with --runtime was seen to refuse this node.",
+    "runtime-untried": "No file with this combination of attributes, inputs and types was tried in the runtime named "
+    "with --runtime.",
+    "runtimes": "Runtimes that were seen to compute a node of the file otherwise than the standard says; name one with "
+    "--runtime to see which and how. docs/runtimes.md has the table.",
     "scale-axis": "The result of the norm is multiplied by a constant that varies along other axes than the normalised "
     "ones. Gains for each channel or head do so, along axes before the normalised ones: a note. A norm over the wrong "
     "axis does, too: a warning where the scale varies along a later axis.",

@@ -21,7 +21,7 @@ from onnx_export.validation import examined, formats
 from onnx_export.validation import lock as locks
 from onnx_export.validation.codes import CODES
 from onnx_export.validation.jobs import Job, jobs_of
-from onnx_export.validation.options import Options
+from onnx_export.validation.options import Options, known_runtime
 from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport
 
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -36,6 +36,13 @@ def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
             raise click.BadParameter(f"{value!r} given, NAME=SIZE wanted")
         sizes[name] = int(size)
     return sizes
+
+
+def _runtimes(_context, _option, values: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(map(known_runtime, values))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _finite(_context, _option, value: float) -> float:
@@ -66,6 +73,13 @@ def _finite(_context, _option, value: float) -> float:
     type=click.Path(path_type=Path),
     help="Write a lock file for --like of later runs.",
 )
+@click.option(
+    "--runtime",
+    multiple=True,
+    callback=_runtimes,
+    metavar="NAME[@VERSION]",
+    help="Say what this runtime was seen to refuse or to compute otherwise (docs/runtimes.md).",
+)
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension.")
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions.")
 @click.option("--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name.")
@@ -95,7 +109,7 @@ def _finite(_context, _option, value: float) -> float:
     help="Limit on the child's address space, in GiB.",
 )
 @click.pass_context
-def validate(context, models, size, notes, shape, html, like, lock, workers, memory, **options) -> None:
+def validate(context, models, size, runtime, notes, shape, html, like, lock, workers, memory, **options) -> None:
     """Check that ONNX files, or all of a folder, compute the layer norms they claim to.
 
     MODELS are files, folders and patterns such as "models/*.onnx". For several, an option that names a file takes a
@@ -112,7 +126,8 @@ def validate(context, models, size, notes, shape, html, like, lock, workers, mem
     how = {name: options.pop(name) for name in ("strict", "require_norm")}
     files = {"--input": options.pop("input"), "--outputs": options.pop("outputs"), "--fix": options.pop("fix")}
     files |= {"--like": like, "--html": html, "--lock": lock}
-    options = Options.checked(**options, sizes=size, memory=int(min(memory, _MOST_MEMORY) * 2**30))
+    memory = int(min(memory, _MOST_MEMORY) * 2**30)
+    options = Options.checked(**options, sizes=size, memory=memory, runtimes=runtime)
     jobs = jobs_of(models, files, options)
     reports: list[ValidationReport] = []
     try:

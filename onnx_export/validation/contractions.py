@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.float64 import Float64
-from onnx_export.validation.graph import attribute, cut, op
+from onnx_export.graph.evaluate import in_float64
+from onnx_export.graph.scope import attribute, cut, op
 from onnx_export.validation.values import Values, unit_of
 
 _BLOCKED = "com.microsoft.nchwc::"  # a Conv between two reorderings, as onnxruntime's layout optimiser writes it
@@ -74,8 +74,7 @@ def _evaluated(values: Values, node: onnx.NodeProto) -> Weighing | None:
     x = np.random.default_rng(0).normal(1, 1, sizes)
     kind = scope.dtype(free[0]) or TensorProto.FLOAT
     try:
-        model = cut(_alone(scope), scope, [node], list(node.output), {free[0]: (kind, sizes)})
-        y = Float64(model).run({free[0]: x})[node.output[0]]
+        y = in_float64(cut(scope, [node], list(node.output), {free[0]: (kind, sizes)}))({free[0]: x})[node.output[0]]
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
         return None
     squared = op(node) == "Einsum" and list(node.input).count(free[0]) == 2
@@ -90,12 +89,6 @@ def _evaluated(values: Values, node: onnx.NodeProto) -> Weighing | None:
                 n = int(np.prod([sizes[axis] for axis in axes]))
                 return Weighing(free[0], axes, n, weight, 2 * unit, squared, keepdims)
     return None
-
-
-def _alone(scope) -> onnx.ModelProto:
-    model = onnx.ModelProto(ir_version=8)
-    model.opset_import.extend(onnx.helper.make_opsetid(*each) for each in scope.opsets.items())
-    return model
 
 
 def _multiple(y: np.ndarray, sums: np.ndarray) -> float | None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import onnx
 
+from onnx_export.graph.scope import Scope, attribute, op
+from onnx_export.graph.tables import RESHAPING, SAME
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import CENTRED, LAYER, RMS
 from onnx_export.validation.any_writing import any_radicand, any_root
 from onnx_export.validation.folded import folded_mean
 from onnx_export.validation.fused import batch_norm, lp_norm
-from onnx_export.validation.graph import Scope, attribute, op
 from onnx_export.validation.match import Match
 from onnx_export.validation.moments import Moments
 from onnx_export.validation.norm import NONE, NearMiss, Norm
@@ -20,7 +21,7 @@ from onnx_export.validation.powers import NEAR, Power, next_power
 from onnx_export.validation.radicand import Radicand, radicand
 from onnx_export.validation.resembling import absolute, uncentred
 from onnx_export.validation.statistic import Mean, Variance
-from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, Values, fits
+from onnx_export.validation.values import QUANTISERS, Values, fits
 
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
@@ -393,7 +394,7 @@ class Matcher:
         """Note a near miss if the deviation lost its reduced axes (keepdims=0) and no node puts them back."""
         variance = found.variance
         before = {id(node) for node in variance.nodes}
-        after = any(op(n) in RESHAPERS and id(n) not in before for n in found.nodes)
+        after = any(op(n) in RESHAPING and id(n) not in before for n in found.nodes)
         return found if variance.reshaped or after else found.add(near=variance.mean.misbroadcast)
 
     def _affine(self, found: Match) -> Match:

@@ -9,25 +9,24 @@ from math import prod
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from onnx_export.float64 import Float64
+from onnx_export.graph.constants import is_random
+from onnx_export.graph.evaluate import in_float64
+from onnx_export.graph.scope import Scope, cut, op, unit_roundoff
+from onnx_export.graph.tables import LAYOUT, MOVING, REPEATING
 from onnx_export.nodes import subgraphs
-from onnx_export.validation.constants import is_random
-from onnx_export.validation.graph import Scope, cut, op, unit_roundoff
 from onnx_export.validation.statistic import Mean
-from onnx_export.validation.values import QUANTISERS, RESHAPERS, SAME, SUMS, Values, ancestors
+from onnx_export.validation.values import SUMS, Values, ancestors
 
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
 _MOST_TRIED = 6  # values whose moment another one may be
 _OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open
 # what a mean of squares may be written with; Mul and Div by constants
-_LINEAR = SAME | RESHAPERS | SUMS
-_LINEAR |= {"Transpose", "Slice", "Split", "Gather", "Concat", "Pad", "Mul", "Div", "Neg", "CumSum", "ReduceSum"}
+_LINEAR = MOVING | SUMS | {"Pad", "Mul", "Div", "Neg", "CumSum", "ReduceSum"}
 _LINEAR |= {"ReduceMean", "AveragePool", "GlobalAveragePool", "MatMul", "com.microsoft::FusedMatMul", "Gemm"}
 _LINEAR |= {"Conv", "ConvTranspose", "Einsum"}
-_LAYOUT = SAME | RESHAPERS | {"Transpose"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated |
     base, moves = x, []
     nodes = between(values.scope, x, [other])
     if nodes is None:
-        base, _, moves = values.signed(x, _LAYOUT)
+        base, _, moves = values.signed(x, LAYOUT | REPEATING)
         nodes = between(values.scope, base, [other])
     if not nodes:
         return None
@@ -210,17 +209,11 @@ def runner(
     if not all(_is_small(scope.shape(name)) for node in nodes for name in node.output):
         raise ValueError("too large")
     kind = scope.dtype(base) or TensorProto.FLOAT
-    model = onnx.ModelProto(ir_version=8)
-    model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
     wanted = [name for name in dict.fromkeys(names) if name != base]
-    part = cut(model, scope, nodes, wanted, {base: (kind, shape)})
-    for node in part.graph.node:
-        if op(node) in QUANTISERS:  # passed as a pair; constants are dequantised already
-            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output))
-    evaluator = Float64(part)
+    evaluate = in_float64(cut(scope, nodes, wanted, {base: (kind, shape)}))
 
     def run(given: np.ndarray) -> list[np.ndarray]:
-        found = evaluator.run({base: given})
+        found = evaluate({base: given})
         return [given if name == base else found[name] for name in names]
 
     return run

@@ -18,6 +18,7 @@ import onnxruntime
 from cnorm.storage.files import replaces, write_whole
 from cnorm.text import clip, quoted
 from onnx_export import ort
+from onnx_export.graph.scope import import_domains, inline, mark_functions, opset_versions, with_shapes
 from onnx_export.model_io import (
     Limits,
     Refused,
@@ -29,10 +30,19 @@ from onnx_export.model_io import (
     read,
 )
 from onnx_export.nodes import drop_omitted, model_graphs, model_nodes, settle_references, sort_nodes
-from onnx_export.validation import inputs, lint, outputs, recurrences, recurrent, recurrent_lint, stress, verdict
+from onnx_export.validation import (
+    inputs,
+    lint,
+    outputs,
+    recurrences,
+    recurrent,
+    recurrent_lint,
+    runtimes,
+    stress,
+    verdict,
+)
 from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
-from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions, with_shapes
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
@@ -72,6 +82,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     model, found = _find(model, weights, options, report, emit)
     unread = _lint(model, found, report)
     cells = _recurrent(model, weights, found, report)
+    report.findings += runtimes.compare(model, weights, found, cells, options.runtimes)
     emit("report", report)
     if options.fix:
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
@@ -252,7 +263,7 @@ def _judge_alone(model, found: list[Norm], report: ValidationReport, options: Op
     judged = 0
     for norm, each in zip(found, report.norms, strict=True):
         with _isolated_failure(each, report):
-            made = alone(model, norm, chosen)
+            made = alone(norm, chosen)
             if made is None:
                 continue
             run = Run(made[0], {}, [Candidate(made[1], each, [])], chosen)

@@ -7,8 +7,8 @@ from contextlib import suppress
 import onnx
 from onnx import helper
 
+from onnx_export.graph.scope import with_shapes
 from onnx_export.nodes import all_graphs, free_prefix
-from onnx_export.validation.graph import with_shapes
 
 # Of the domain com.microsoft; their inputs are a, scale, zero, and for two operands b, scale, zero, then scale, zero.
 _TWO = {"QLinearAdd": "Add", "QLinearMul": "Mul"}

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from onnx_export.validation.graph import op
+from onnx_export.graph.scope import op
+from onnx_export.graph.tables import SAME
 from onnx_export.validation.match import Match
 from onnx_export.validation.moments import DEEPEST
-from onnx_export.validation.values import QUANTISERS, SAME
+from onnx_export.validation.values import QUANTISERS
 
 if TYPE_CHECKING:
     from onnx_export.validation.decomposed import Matcher

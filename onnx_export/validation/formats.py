@@ -27,7 +27,7 @@ from onnx_export.validation.report import (
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MOST_NAMES = 3
 _PROBLEMS = ("cannot-validate", "refused")
-_ALWAYS = ("not-exercised", "not-judged", "unclaimed")  # notes that are printed without --notes
+_ALWAYS = ("not-exercised", "not-judged", "runtimes", "unclaimed")  # notes that are printed without --notes
 _COLOURS = {
     "ok": "green",
     "near miss": "yellow",

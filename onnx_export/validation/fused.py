@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnx_export.graph.scope import attribute, op
 from onnx_export.operators import LAYER, RMS
-from onnx_export.validation.graph import attribute, op
 from onnx_export.validation.match import Match
 from onnx_export.validation.norm import NearMiss
 from onnx_export.validation.powers import Power

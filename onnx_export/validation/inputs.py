@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnx_export.graph.scope import Scope
+from onnx_export.graph.sizes import shape_of, size
 from onnx_export.model_io import Unreadable, open_untrusted
-from onnx_export.validation.graph import Scope, size
 from onnx_export.validation.options import Options
 
 _MAX_BYTES = 2**31  # of all generated inputs together, and of all stored ones
@@ -147,7 +148,7 @@ def _cast(value: onnx.ValueInfoProto, array: np.ndarray) -> np.ndarray:
     """The array, checked, cast to the input's type, so that a float64 file serves a float32 model."""
     if array.dtype.kind not in "fiub":
         raise Unreadable(f"inputs: {value.name!r} must hold real numbers or truth values, got dtype {array.dtype}")
-    shape = [size(dim) for dim in value.type.tensor_type.shape.dim]  # empty: of any rank, as onnxruntime takes it
+    shape = shape_of(value.type) or ()  # empty: of any rank, as onnxruntime takes it
     differ = any(wanted not in (None, got) for wanted, got in zip(shape, array.shape, strict=False))
     if shape and (len(shape) != array.ndim or differ):
         wanted = ", ".join("*" if one is None else str(one) for one in shape)

@@ -10,16 +10,16 @@ import onnx
 from onnx import helper
 
 from onnx_export import ort
+from onnx_export.graph.scope import Scope, boundary, cut
 from onnx_export.nodes import model_nodes
 from onnx_export.validation import stress
-from onnx_export.validation.graph import Scope, boundary, cut
 from onnx_export.validation.judge import Measure, Oracle, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.patterns import find
 from onnx_export.validation.values import Values
 
 
-def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
+def subgraph_model(norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
     """A model of `nodes` alone, the last of which gives the norm's result; its inputs have the shapes of `feeds`.
 
     `extra` names values that become outputs as well. Stored values are inputs, too, where `feeds` has them.
@@ -28,7 +28,7 @@ def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra
     read = [name for node in nodes for name in node.input if name in feeds and norm.scope.constant(name) is not None]
     for name in dict.fromkeys([*boundary(norm.scope, nodes), *read]):
         kinds[name] = (_element_type(norm.scope, name, feeds[name]), feeds[name].shape)
-    return cut(model, norm.scope, nodes, [norm.y, *extra], kinds)
+    return cut(norm.scope, nodes, [norm.y, *extra], kinds)
 
 
 def cast_feeds(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -77,15 +77,15 @@ class Isolated:
         without such a model is left out of `levels`.
     """
 
-    def __init__(self, model, norm: Norm, producers, oracle: Oracle, feeds, made: dict[str, str]) -> None:
+    def __init__(self, norm: Norm, producers, oracle: Oracle, feeds, made: dict[str, str]) -> None:
         self._norm, self._oracle, self._feeds = norm, oracle, feeds
         self._base = feeds[0]
         wide = [*producers, *norm.nodes]
         sums = tuple(dict.fromkeys(node.output[0] for node in producers))
-        self._pieces = {"off": subgraph_model(model, norm, wide, self._base, sums)}
-        alone = subgraph_model(model, norm, norm.nodes, self._base) if producers else None
+        self._pieces = {"off": subgraph_model(norm, wide, self._base, sums)}
+        alone = subgraph_model(norm, norm.nodes, self._base) if producers else None
         self._alone = alone and (alone, ort.Session(alone, "off"))
-        candidates = [subgraph_model(model, norm, wide, self._base), *([self._pieces["off"], alone] if alone else [])]
+        candidates = [subgraph_model(norm, wide, self._base), *([self._pieces["off"], alone] if alone else [])]
         for level, wanted in made.items():
             for part in candidates:
                 try:

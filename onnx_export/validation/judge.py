@@ -25,7 +25,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_export.float64 import Float64
-from onnx_export.validation.graph import Scope, attribute, unit_roundoff
+from onnx_export.graph.scope import Scope, attribute, unit_roundoff
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.values import unit_of
 

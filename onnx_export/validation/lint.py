@@ -14,10 +14,10 @@ from onnx import TensorProto, helper
 
 from cnorm.text import quoted
 from onnx_export import ort
+from onnx_export.graph.scope import attribute, op, opset_versions, scopes, unit_roundoff, used
 from onnx_export.nodes import model_nodes
 from onnx_export.operators import LAYER, RMS, operator_of
 from onnx_export.validation import traps
-from onnx_export.validation.graph import attribute, op, opset_versions, scopes, unit_roundoff, used
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import Finding, many

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import onnx
 
+from onnx_export.graph.scope import attribute, op, unit_roundoff
+from onnx_export.graph.tables import RESHAPING, SAME
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.any_writing import moment_of_squares
 from onnx_export.validation.contractions import WEIGHTED, weighted_sum
 from onnx_export.validation.evaluated import evaluated_mean
-from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.other_means import other_mean
 from onnx_export.validation.statistic import Centred, Mean, Variance, before_unsqueeze, miscounted
-from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, RESHAPERS, SAME, Values, unit_of
+from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, Values, unit_of
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
@@ -45,7 +46,7 @@ class Moments:
         node = self.scope.producer(inner)
         if node is None:
             return None
-        reshaped = any(op(n) in RESHAPERS for n in path)
+        reshaped = any(op(n) in RESHAPING for n in path)
         if op(node) == "ReduceMean":
             return self._of_means(self._reduction(node, path, reshaped))
         if op(node) in ("GlobalAveragePool", "AveragePool"):
@@ -62,7 +63,7 @@ class Moments:
 
     def _sum(self, name: str, path: list[onnx.NodeProto]) -> Mean | None:
         """The sum that a value is, before a path of other nodes; the square of an L2 norm is a sum of squares."""
-        reshaped = any(op(n) in RESHAPERS for n in path)
+        reshaped = any(op(n) in RESHAPING for n in path)
         node = self.values.made_by(name, *REDUCED_SUMS)
         if node is None:
             found = self._weighted(self.scope.producer(name), path, reshaped) if self.scope.producer(name) else None
@@ -90,7 +91,7 @@ class Moments:
             found = self._sum(source, [*path, *inner_path, node, *count_nodes])
             if found is None:
                 continue
-            reshaped = reshaped or any(op(n) in RESHAPERS for n in inner_path)
+            reshaped = reshaped or any(op(n) in RESHAPING for n in inner_path)
             found = replace(found, total=False, reshaped=reshaped)
             if counted:
                 unbiased = NearMiss("a sum is divided by a computed count less 1 (unbiased)")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
+from onnx_export.graph.scope import FUNCTION_KEY, Scope, every, function_key
 from onnx_export.nodes import model_nodes
 from onnx_export.operators import RMS, Formula, Operator
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_key
 from onnx_export.validation.values import ancestors
 
 _LONGEST_NAME = 250

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnx_export.validation.graph import op, unit_roundoff
+from onnx_export.graph.scope import op, unit_roundoff
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm
 

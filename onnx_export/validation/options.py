@@ -11,6 +11,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cnorm.storage.files import replaces
+from onnx_export import runtimes
 
 if TYPE_CHECKING:
     from onnx_export.model_io import Limits
@@ -34,6 +35,7 @@ class Options:
     fix: str = ""
     opset: int = 0
     outputs: str = ""
+    runtimes: tuple[str, ...] = ()
     find_only: bool = False
     timeout: float = 600.0
     memory: int = 8 * 2**30
@@ -49,7 +51,7 @@ class Options:
         TypeError
             If a path is not a path, a size or the seed is not an integer, or the timeout or memory is not a number.
         ValueError
-            If a size, the timeout or the memory limit is not positive, or the seed is negative.
+            If a size, the timeout or the memory limit is not positive, the seed is negative, or a runtime has no table.
         """
         given = {name: value for name, value in given.items() if value is not None}
         sizes = given.get("sizes", {})
@@ -59,6 +61,7 @@ class Options:
         given |= {name: path_text(name, given[name]) for name in _PATHS if name in given}
         given |= {name: operator.index(given[name]) for name in ("batch", "dim", "seed", "opset") if name in given}
         given |= {"sizes": {name: operator.index(size) for name, size in sizes.items()}}
+        given |= {"runtimes": tuple(map(known_runtime, given.get("runtimes", ())))}
         given |= {"timeout": min(given["timeout"], _LONGEST)} if "timeout" in given else {}
         given |= {"memory": int(min(given["memory"], _LARGEST))} if "memory" in given else {}
         return cls(**given)
@@ -87,6 +90,7 @@ class Options:
         """The inverse of `to_json`."""
         from onnx_export.model_io import Limits  # imports onnx, which the parent does without
 
+        data = data | {"runtimes": tuple(data["runtimes"])}
         return cls(**data | {"limits": Limits(**data["limits"]) if data["limits"] else None})
 
 
@@ -95,6 +99,14 @@ def path_text(name: str, path: object) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{name} must be a str or path-like, got {type(path).__name__}")
     return os.fsdecode(path)
+
+
+def known_runtime(given: str) -> str:
+    """NAME or NAME@VERSION of a runtime that has a table; ValueError for another."""
+    known = runtimes.names()
+    if given.partition("@")[0] not in known:
+        raise ValueError(f"a runtime must be one of {', '.join(known)}, with @VERSION or without, got {given!r}")
+    return given
 
 
 def _check_numbers(whole: Mapping[str, Any], given: Mapping[str, Any]) -> None:

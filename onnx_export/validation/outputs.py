@@ -11,8 +11,8 @@ from onnx import TensorProto, numpy_helper
 from cnorm.text import quoted
 from onnx_export import ort, recurrent
 from onnx_export.errors import Unreadable
+from onnx_export.graph.scope import unit_roundoff
 from onnx_export.validation import inputs
-from onnx_export.validation.graph import unit_roundoff
 from onnx_export.validation.report import Finding
 from onnx_export.validation.run import Run
 

@@ -1,4 +1,4 @@
-"""Find the layer norms of a graph: by operator name, and by pattern matching for norms in primitive operators.
+"""Find the layer norms of a graph: by operator name, and for norms in primitive operators by patterns, then by laws.
 
 Matching of a decomposed norm starts at its square root: `moments` walks back through var + eps to the statistics and
 the value they are taken over, `decomposed` walks forward through the division to scale and bias. A match is only a
@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnx_export.graph.scope import Scope, attribute, scopes
 from onnx_export.operators import operator_of
+from onnx_export.validation import by_law
 from onnx_export.validation.decomposed import Matcher
-from onnx_export.validation.graph import Scope, attribute, scopes
 from onnx_export.validation.norm import Norm, name_steps
 
 
@@ -23,6 +24,8 @@ def find(
     model: onnx.ModelProto,
     trouble: Callable[[str, Exception], None] | None = None,
     weights: dict[str, np.ndarray] | None = None,
+    *,
+    laws: bool = True,
 ) -> list[Norm]:
     """Every norm and near miss of the model, in the order of the graph, outer graphs first.
 
@@ -34,8 +37,13 @@ def find(
         Called with the name of a node whose matching failed, and the exception; by default the exception is raised.
     weights : dict of str to ndarray, optional
         As returned by `weights.set_aside`.
+    laws : bool
+        Whether values that follow a law are found where no pattern fits.
     """
-    found = [norm for scope in scopes(model, weights) for norm in _find_in(scope, trouble)]
+    found: list[Norm] = []
+    for scope in scopes(model, weights):
+        found += (own := list(_find_in(scope, trouble)))
+        found += _by_law(scope, own, trouble) if laws else ()
     name_steps(found)
     return found
 
@@ -61,6 +69,16 @@ def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> 
                 results |= {name for each in _core(norm) for name in each.output}
                 taken |= {id(each) for each in _core(norm)}
                 yield norm
+
+
+def _by_law(scope: Scope, found: list[Norm], trouble: Callable[[str, Exception], None] | None) -> list[Norm]:
+    try:
+        return list(by_law.unexplained(scope, found))
+    except Exception as error:  # as in `_find_in`
+        if trouble is None or isinstance(error, MemoryError):
+            raise
+        trouble(scope.label or "laws", error)
+        return []
 
 
 def _core(norm: Norm) -> list[onnx.NodeProto]:

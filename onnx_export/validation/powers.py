@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnx_export.validation.graph import op
+from onnx_export.graph.scope import op
 from onnx_export.validation.values import Values
 
 NEAR = 1e-3  # of exponents, which a half type may have rounded; evaluation decides about what is that near

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import onnx
 
-from onnx_export.validation.graph import op
+from onnx_export.graph.scope import op
+from onnx_export.graph.tables import SAME
 from onnx_export.validation.moments import Moments
 from onnx_export.validation.statistic import Variance
-from onnx_export.validation.values import PASSED, QUANTISERS, SAME
+from onnx_export.validation.values import PASSED, QUANTISERS
 
 Radicand = tuple[Variance | None, list[onnx.NodeProto], dict]
 _MOST_ADDED = 3  # constants added one after another

@@ -16,12 +16,13 @@ import numpy as np
 import onnx
 
 from cnorm.text import clip
+from onnx_export.graph.scope import Scope, attribute, op, scopes, used
+from onnx_export.graph.tables import MOVING, RESHAPING, SAME
 from onnx_export.nodes import all_graphs, subgraphs
-from onnx_export.validation.graph import Scope, attribute, op, scopes, used
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.recurrent import Recurrent
 from onnx_export.validation.report import NOT_JUDGED, RECURRENCE, CellReport, Finding
-from onnx_export.validation.values import RESHAPERS, SAME, SUMS, Values
+from onnx_export.validation.values import SUMS, Values
 
 _PRODUCT = re.compile("MatMul|Gemm|Conv|Einsum")
 _FEWEST_STEPS = 3  # products with one matrix; two may be tied weights
@@ -29,7 +30,6 @@ _MOST_MATRICES = 64  # that are looked at in one graph
 _MOST_MOVES = 32
 _SAMPLED = 1024
 _GATES = frozenset({"Sigmoid", "HardSigmoid"})
-_MOVES = SAME | RESHAPERS | {"Transpose", "Flatten", "Split", "Slice", "Gather", "Concat"}
 _HELD = "the norms and recurrent nodes in it are judged, the rest of its step is not"
 _DETAIL = "a recurrence that no operator names is not judged; --input and --outputs prove its results"
 
@@ -172,7 +172,7 @@ def _single_steps(scope: Scope, values: Values) -> Iterator[tuple[str, set[str]]
             yield state, {name for name, given in reached.items() if given & bits[state]}
 
 
-def _moved(scope: Scope, name: str, kinds: Iterable[str] = _MOVES) -> set[str]:
+def _moved(scope: Scope, name: str, kinds: Iterable[str] = MOVING) -> set[str]:
     """A value and what operators of these kinds make of it."""
     found, pending = {name}, [name]
     while pending and len(found) < _MOST_MOVES:
@@ -185,7 +185,7 @@ def _moved(scope: Scope, name: str, kinds: Iterable[str] = _MOVES) -> set[str]:
 
 def _weighed(scope: Scope, values: Values, state: str, reached, bits) -> Iterator[str]:
     """The products of a state, or of its difference from another value, and a gate computed from another input."""
-    for name in _moved(scope, state, _MOVES | {"Sub"}):
+    for name in _moved(scope, state, MOVING | {"Sub"}):
         for node in scope.consumers(name):
             other = [each for each in node.input if each != name] if op(node) == "Mul" else []
             if other and reached.get(other[0], 0) & ~bits[state] and _gate(scope, values, other[0]):
@@ -195,7 +195,7 @@ def _weighed(scope: Scope, values: Values, state: str, reached, bits) -> Iterato
 def _gate(scope: Scope, values: Values, name: str) -> bool:
     """Whether a value is a sigmoid, or what it lacks of 1, as it is or moved."""
     for _ in range(_MOST_MOVES):
-        name = values.strip(name, SAME | RESHAPERS | {"Transpose"})[0]
+        name = values.strip(name, SAME | RESHAPING | {"Transpose"})[0]
         node = scope.producer(name)
         if node is None or op(node) in _GATES:
             return node is not None
@@ -210,4 +210,4 @@ def _gate(scope: Scope, values: Values, name: str) -> bool:
 
 def _leads(scope: Scope, name: str, outputs: list[str]) -> bool:
     """Whether a value, as it is, moved or in a sum, is one of these outputs."""
-    return not _moved(scope, name, _MOVES | SUMS).isdisjoint(outputs)
+    return not _moved(scope, name, MOVING | SUMS).isdisjoint(outputs)

@@ -10,15 +10,15 @@ import onnx
 from onnx import helper
 
 from cnorm.text import clip, quoted
+from onnx_export.graph.scope import Scope, attribute, op
+from onnx_export.graph.tables import LAYOUT, MOVING
 from onnx_export.validation import outputs
-from onnx_export.validation.graph import Scope, attribute, op
 from onnx_export.validation.recurrent import SLOTS, Recurrent
 from onnx_export.validation.report import Finding
-from onnx_export.validation.values import MOVING, stored
+from onnx_export.validation.values import stored
 
 # Producers that train GRUs with the reset gate behind the product; keras with reset_after=False has no recurrent bias.
 _RESET_AFTER = ("pytorch", "tf2onnx", "keras2onnx", "onnxmltools", "paddlepaddle", "paddle2onnx", "mxnet")
-_CARRYING = MOVING | {"Concat", "Slice", "Gather", "Split", "Expand"}  # a state may leave among other values
 _MOST_NODES, _MOST_MOVES = 1000, 16
 
 
@@ -67,7 +67,7 @@ def _state(each: Recurrent, slot: str) -> str:
         return ""
     for _ in range(_MOST_MOVES):
         node = each.scope.producer(name)
-        if node is None or op(node) not in MOVING:
+        if node is None or op(node) not in LAYOUT:
             break
         name = node.input[0]
     return name
@@ -105,7 +105,7 @@ def _leaves(scope: Scope, names: Sequence[str]) -> bool:
         if name in scope.outputs:
             return True
         seen.add(name)
-        moved = (node for node in scope.consumers(name) if op(node) in _CARRYING)
+        moved = (node for node in scope.consumers(name) if op(node) in MOVING)
         pending += [result for node in moved for result in node.output if result and result not in seen]
     return False
 
@@ -138,7 +138,7 @@ def _reversed_by_constants(scope: Scope, name: str) -> str:
             return _sliced(known, shape)
         if kind == "Gather" and len(known) > 1 and known[1] is not None and _descends(known[1]):
             return "Gather with constant indices" if _open(shape, attribute(node, "axis", 0)) else ""
-        if kind not in MOVING:
+        if kind not in LAYOUT:
             return ""
         name = node.input[0]
     return ""

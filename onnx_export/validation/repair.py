@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 from cnorm.storage.files import write_whole
 from onnx_export import ort
 from onnx_export.float64 import Float64
+from onnx_export.graph.scope import FUNCTION_KEY, opset_versions, used
 from onnx_export.nodes import free_prefix, model_nodes
 from onnx_export.validation import stress
-from onnx_export.validation.graph import FUNCTION_KEY, opset_versions, used
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.run import Candidate, Case
 from onnx_export.validation.values import Values

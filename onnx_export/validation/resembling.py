@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from onnx_export.graph.scope import op
 from onnx_export.operators import LAYER
-from onnx_export.validation.graph import op
 from onnx_export.validation.match import Match
 from onnx_export.validation.norm import NearMiss
 from onnx_export.validation.powers import Power

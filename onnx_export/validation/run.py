@@ -10,8 +10,8 @@ import onnx
 
 from cnorm.text import clip
 from onnx_export import ort
+from onnx_export.graph.scope import Scope, boundary, op, scopes
 from onnx_export.validation import inputs, sampling
-from onnx_export.validation.graph import Scope, boundary, op, scopes
 from onnx_export.validation.isolated import Isolated, cast_feeds, fused_into, makers, subgraph_model
 from onnx_export.validation.judge import JudgedRows, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.norm import Norm
@@ -148,7 +148,7 @@ class Run:
 
     def fails_alone(self, case: Case, level: str) -> bool:
         """Whether onnxruntime does not run the norm as a model of its own at this level either."""
-        part = subgraph_model(self.model, case.norm, case.norm.nodes, case.feeds[0])
+        part = subgraph_model(case.norm, case.norm.nodes, case.feeds[0])
         try:
             ort.Session(part, level).run([case.norm.y], cast_feeds(part, case.feeds[0]))
         except ort.CannotRun:
@@ -249,7 +249,7 @@ class Run:
         kept = sampling.rows_to_keep(norm, x, len(self._candidates))
         names = [name for node in (*norm.nodes, *self._candidates[index].producers) for name in node.input if name]
         fits = values[norm.y].shape == x.shape
-        if not kept or not fits or not sampling.independent(self.model, norm, values, kept, names):
+        if not kept or not fits or not sampling.independent(norm, values, kept, names):
             return dict(values)
         self._kept[index] = x.shape, kept
         feeds = sampling.sampled(norm, values, kept, names)
@@ -290,9 +290,9 @@ class Run:
         """What is needed to judge a candidate that rows reached."""
         candidate, (feeds, results) = self._candidates[position], self._reached[position]
         norm, producers = candidate.norm, candidate.producers
-        oracle = Oracle(norm, subgraph_model(self.model, norm, norm.nodes, feeds[0]))
+        oracle = Oracle(norm, subgraph_model(norm, norm.nodes, feeds[0]))
         made = {level: self.became(norm, level)[0] for level in self.optimised}
-        isolated = Isolated(self.model, norm, producers, oracle, feeds, made)
+        isolated = Isolated(norm, producers, oracle, feeds, made)
         return Case(norm, candidate.report, producers, position, feeds, results, oracle, isolated)
 
     @property
@@ -315,7 +315,7 @@ class Run:
         """Error of the unoptimised norm run as a model of its own, on inputs of the types that the file gives."""
         ran = []
         for feeds in case.feeds:
-            part = subgraph_model(self.model, case.norm, case.norm.nodes, feeds)
+            part = subgraph_model(case.norm, case.norm.nodes, feeds)
             ran += ort.Session(part, "off").run([case.norm.y], cast_feeds(part, feeds))
         return worst(map(case.oracle.runtime_error, case.feeds, ran))
 

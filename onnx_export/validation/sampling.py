@@ -79,7 +79,7 @@ def _taken(value: np.ndarray, shape: tuple[int, ...], kept: Indices, first: int)
     return np.ascontiguousarray(value).reshape(value.shape)
 
 
-def independent(model, norm: Norm, values: Mapping[str, np.ndarray], kept: Indices, names: list[str]) -> bool:
+def independent(norm: Norm, values: Mapping[str, np.ndarray], kept: Indices, names: list[str]) -> bool:
     """Whether a row's result is the same without the other rows: in float64, of one index and of two along an axis.
 
     Operators are defined so. Nodes may have shapes or counts stored that fit all rows only.
@@ -92,7 +92,7 @@ def independent(model, norm: Norm, values: Mapping[str, np.ndarray], kept: Indic
         few = {other: indices[:1] for other, indices in kept.items()} | {axis: np.array(some)}
         feeds = sampled(norm, values, few, names)
         try:
-            result = Float64(subgraph_model(model, norm, norm.nodes, feeds)).run(feeds)[norm.y]
+            result = Float64(subgraph_model(norm, norm.nodes, feeds)).run(feeds)[norm.y]
         except Exception:  # from onnx's evaluator: the nodes do not take another shape
             return False
         if result.shape != feeds[norm.x].shape:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from onnx_export.graph.scope import attribute, op
+from onnx_export.graph.tables import RESHAPING
 from onnx_export.operators import Formula
-from onnx_export.validation.graph import attribute, op
 from onnx_export.validation.norm import NONE, NearMiss
-from onnx_export.validation.values import RESHAPERS, Values
+from onnx_export.validation.values import Values
 
 _KEEPDIMS = NearMiss("keepdims=0: the statistic broadcasts along the wrong axis", trap="keepdims")
 
@@ -84,7 +85,7 @@ class Variance:
 
     def through(self, nodes: list[onnx.NodeProto], near: NearMiss = NONE, **changes) -> Variance:
         """The variance after further nodes, with a near miss that these make it."""
-        reshaped = self.reshaped or any(op(node) in RESHAPERS for node in nodes)
+        reshaped = self.reshaped or any(op(node) in RESHAPING for node in nodes)
         near = self.near.then(near)
         return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near=near, **changes)
 

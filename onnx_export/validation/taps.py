@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_export.graph.scope import Scope
 from onnx_export.nodes import free_prefix, model_graphs, model_nodes
-from onnx_export.validation.graph import Scope
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from onnx_export.graph.scope import Scope, attribute, op, unit_roundoff
+from onnx_export.graph.tables import LAYOUT, REPEATING, RESHAPING, SAME
 from onnx_export.nodes import subgraphs
-from onnx_export.validation.graph import Scope, attribute, op, unit_roundoff
 
-SAME = frozenset({"Identity", "Cast", "CastLike"})
 QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})  # passed as a pair
-RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Tile"})
-MOVING = frozenset({"Identity", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Cast", "Flatten"})
-PASSED = SAME | RESHAPERS | QUANTISERS  # between a statistic and its use
+PASSED = SAME | RESHAPING | QUANTISERS  # between a statistic and its use
 SUMS = frozenset({"Add", "Sub", "Sum"})
 REDUCED_SUMS = ("ReduceSum", "ReduceSumSquare", "Einsum")
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
@@ -102,11 +100,11 @@ class Values:
         stored = self.scope.constant(name)
         if stored is not None:
             return bool(np.all(stored == value))
-        node = self.made_by(self.strip(name, SAME | RESHAPERS)[0], "ConstantOfShape")
+        node = self.made_by(self.strip(name, SAME | RESHAPING)[0], "ConstantOfShape")
         if node is not None:
             given = [numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
             return bool(np.all(given[0] == value)) if given else value == 0
-        inner = self.scope.constant(self.strip(name, SAME | RESHAPERS)[0])
+        inner = self.scope.constant(self.strip(name, SAME | RESHAPING)[0])
         return inner is not None and bool(np.all(inner == value))
 
     def reshaped_back(self, name: str, shape: tuple[int | None, ...] | None, like: str) -> onnx.NodeProto | None:
@@ -328,7 +326,7 @@ def stored(scope: Scope, name: str) -> np.ndarray | None:
             return value
         if op(node) == "ConstantOfShape":
             return next((numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"), np.zeros(1))
-        if op(node) not in MOVING | {"Expand", "Tile", "Slice", "Concat"} or not node.input:
+        if op(node) not in LAYOUT | REPEATING | {"Slice", "Concat"} or not node.input:
             return None
         if op(node) == "Concat":
             parts = [stored(scope, each) for each in node.input[:_MOST_MOVES]]

@@ -8,9 +8,9 @@ from operator import add
 
 import numpy as np
 import onnx
-from onnx.reference import ReferenceEvaluator
 
 from cnorm.text import clip
+from onnx_export.graph.evaluate import in_types
 from onnx_export.operators import SEQUENTIAL_SUMS
 from onnx_export.validation import stress
 from onnx_export.validation.isolated import cast_feeds, subgraph_model
@@ -124,7 +124,7 @@ def _judge_kernel(run: Run, case: Case) -> Iterator[Finding]:
     if not error.judged:
         not_judged(report, "NaN or Inf in every row, or by the formula itself: there is nothing to judge")
     if error.ratio > 1:
-        blame = culprit(run.model, case, case.feeds)
+        blame = culprit(case, case.feeds)
         set_verdict(report, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
         report.detail = f"{_WHO[blame].format(norm=case.norm)}: {amount(error)}"
 
@@ -195,7 +195,7 @@ def _summed_sequentially(case: Case, operator: str, where: str, amount: str = ""
     return Finding("note", code, message, case.norm.name if amount else "")
 
 
-def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray]]) -> str:
+def culprit(case: Case, tried: list[dict[str, np.ndarray]]) -> str:
     """Who is to blame for an error without optimisation: "kernel" or "file".
 
     "file" if onnx's reference evaluator, in the file's types, exceeds the bound in each of two orders of summation: one
@@ -203,13 +203,12 @@ def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray
     precision on any runtime. "kernel" otherwise, and for an operator.
     """
     if not case.norm.operator:
-        part = subgraph_model(model, case.norm, case.norm.nodes, tried[0])
+        part = subgraph_model(case.norm, case.norm.nodes, tried[0])
         try:
             ratios = []
             for kernels in ([], PAIRWISE):
-                with np.errstate(all="ignore"):
-                    evaluator = ReferenceEvaluator(part, new_ops=kernels)
-                    plain = [evaluator.run(None, cast_feeds(part, feeds))[0] for feeds in tried]
+                run = in_types(part, kernels)
+                plain = [run(cast_feeds(part, feeds))[case.norm.y] for feeds in tried]
                 ratios.append(worst(map(case.oracle.runtime_error, tried, plain)).ratio)
             if min(ratios) > 1:
                 return "file"
@@ -267,7 +266,7 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
             if sequential and isolated.measured(level, feeds, partial(case.oracle.claim_error, rows), True).ratio <= 1:
                 yield _summed_sequentially(case, operator, hard.family)
                 break
-            blame = culprit(run.model, case, [feeds]) if level == "off" else "optimiser"
+            blame = culprit(case, [feeds]) if level == "off" else "optimiser"
             where = f"{hard.family}, optimisation {level!r}: {amount(error)}{remedy(report) * (blame == 'optimiser')}"
             if blame == "file" and not run.generated and stress.reached(hard.hard_by, stress.hardness([rows]), seen):
                 set_verdict(report, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)

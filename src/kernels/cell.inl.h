@@ -54,7 +54,7 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *cons
 {
     const cnorm_matrix *second = second_product(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
-    (void)products(second, n, m, (addends){NULL, 0}, at->z2, packed_rows(second), at->interleaved);
+    (void)products(second, n, m, (addends){NULL, 0}, at->z2, packed_rows(second), at->products);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s];
         const float *z = at->z2 + s * packed_rows(second);
@@ -81,7 +81,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
     const int sum = cell->scope == CNORM_SCOPE_SUM, zoning = cell->zoneout > 0 && !second;
     const addends add = sum ? (addends){at->zx, at->zx_stride} : (addends){cell->inside_h, 0};
-    const double squares = products(&cell->weight_h, n, rows, add, at->zh, at->zh_stride, at->interleaved);
+    const double squares = products(&cell->weight_h, n, rows, add, at->zh, at->zh_stride, at->products);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s], *m = second ? at->in2 + s * width : h, *zh = at->zh + s * at->zh_stride;
         const gate_inputs in = gate_inputs_of(cell, at->zx + s * at->zx_stride, zh);

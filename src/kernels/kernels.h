@@ -55,15 +55,12 @@ static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
     return cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
 }
 
-/* the vectors of `products` interleaved, if there are many */
-static inline ptrdiff_t interleaved_floats(const cnorm_matrix *w, ptrdiff_t rows) { return rows / 2 * 2 * w->cols; }
-
-/* Scratch of `products` for `rows` vectors. float32 and float16 weights: the vectors interleaved, and scaled. int8: the
- * quantised vectors, eight bytes for four inputs, and one more vector. */
+/* Scratch of `products` for `rows` vectors. float32 and float16 weights: the vectors, scaled. int8: the quantised
+ * vectors, eight bytes for four inputs, and one more vector. */
 static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t rows)
 {
     if (w->type == CNORM_WEIGHT_I8) return (rows + 1) * ((w->cols + 3) / 4 * 2);
-    return interleaved_floats(w, rows) + rows * w->cols;
+    return rows * w->cols;
 }
 
 /* The arrays of cell_step for `rows` streams. cell_scratch lays them out in scratch, but for zx, which is the caller's;
@@ -73,10 +70,10 @@ typedef struct cnorm_cell_scratch {
     float *zh;       /* [rows, state_row_floats]: W_h h, then its rstd */
     float *gates;    /* an LSTM's [rows, lstm_gates_floats]; in scratch one row, which all streams use in turn */
     ptrdiff_t zx_stride, zh_stride, gates_stride;
-    float *previous_h;  /* [padded outputs]: h of one stream before the step, for zoneout */
-    float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
-    float *in2;         /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
-    float *interleaved; /* product_scratch_floats: scratch of `products` */
+    float *previous_h; /* [padded outputs]: h of one stream before the step, for zoneout */
+    float *z2;         /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
+    float *in2;        /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
+    float *products;   /* product_scratch_floats: scratch of `products` */
     ptrdiff_t floats;
 } cnorm_cell_scratch;
 
@@ -99,7 +96,7 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     s.previous_h = layout_take(&l, padded_units(cell->weight_h.cols) * item);
     s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
     s.in2 = layout_take(&l, second ? 2 * rows * width * item : 0);
-    s.interleaved = layout_take(&l, (for_h > for_second ? for_h : for_second) * item);
+    s.products = layout_take(&l, (for_h > for_second ? for_h : for_second) * item);
     s.floats = l.used / item;
     return s;
 }

@@ -1,124 +1,103 @@
-/* Products of a packed matrix with several vectors, by the sums of matvec.inl.h: the same bits for each vector. The
- * weights are read once: a strip of two vectors of lanes, which stays in the caches, serves all vectors before the next
- * is read. */
+/* Products of a packed matrix with several vectors, by the sums of matvec.inl.h: the same bits for each vector. The sums
+ * of a tile, TILE_VECTORS of rows and TILE_STREAMS vectors x, stay in registers. A strip of weights, TILE_INPUTS columns
+ * of a tile, stays in L1 while all x pass; z then holds the sums so far. */
 
-enum {
-    MANY = VECTOR_BYTES == 64 ? 8 : 4, /* vectors at a time: two blocks and sums of each must fit in registers */
-    FEW = 4 /* vectors that are read where they are, since their addresses fit in registers; more are interleaved */
-};
-
-/* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If two products share the
- * broadcast, it becomes an instruction of its own (10.7 instead of 16 multiply-adds a cycle, Zen 4, 2026-11-21). A
- * second index, which the compiler can't know to be equal, prevents the sharing. */
+/* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If several products share the
+ * broadcast, it becomes an instruction of its own: 10.7 instead of 16 multiply-adds a cycle on Zen 4 (2026-11-21), 1 to 3 %
+ * faster on Cascade Lake (2026-11-28). Another index, which the compiler can't know to be equal, prevents the sharing. */
 #if VECTOR_BYTES == 64
 #define ANOTHER(index) __asm__("" : "+r"(index))
-/* A vector of weights is loaded once; GCC loads it again in each multiply-add, which takes two streams of an LSTM
- * 64 -> 128 1.1 times as long (Zen 4, 2026-11-26). */
-#define IN_REGISTER(vector) __asm__("" : "+v"(vector))
 #else
 #define ANOTHER(index) ((void)(index))
-#define IN_REGISTER(vector) ((void)(vector))
 #endif
-
-/* to [cols, count] = x [count][cols] transposed; count is a multiple of 4 */
-static void interleave(ptrdiff_t cols, int count, const float *const *x, float *to)
-{
-    ptrdiff_t k = 0;
-    for (; k + 4 <= cols; k += 4)
-        for (int s = 0; s < count; s += 4) {
-            f32x4 r[4];
-            EACH(i, 4) memcpy(r + i, x[s + i] + k, sizeof *r);
-            transpose_4(r);
-            EACH(i, 4) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
-        }
-    for (; k < cols; ++k)
-        for (int s = 0; s < count; ++s) to[k * count + s] = x[s][k];
-}
 
 /* A product with several vectors */
 typedef struct product_call {
     const cnorm_matrix *w;
+    ptrdiff_t n;
     const float *const *x;
-    const float *xt; /* the vectors of groups of more than FEW: groups [cols, count], one behind the other */
     addends add;
     float *z; /* [vectors, packed rows] */
     ptrdiff_t z_stride;
 } product_call;
 
-/* z = W x + add for the rows of W from r on that `width` vectors hold, at most 4, and the `count` vectors from `first`
- * on; half, width and count are constants */
-INLINE void product_strip(const product_call *call, int half, int width, int count, ptrdiff_t r, ptrdiff_t first)
+/* a tile of a strip, whose columns are those from k to `end`: z = W x + add, or its sum so far, for the rows of W from r
+ * on that `width` vectors hold, and the `count` vectors x from `first` on; half, width and count are constants */
+INLINE void product_tile(const product_call *call, int half, int width, int count, ptrdiff_t r, ptrdiff_t first,
+                         ptrdiff_t k, ptrdiff_t end)
 {
-    const cnorm_matrix *w = call->w;
-    const ptrdiff_t cols = w->cols;
-    enum { PER = PANEL / VL_F32 }; /* vectors of a panel */
-    const int step = count > FEW ? count : 1, sums = width * count;
-    const float *x[FEW], *xt = call->xt + first * cols; /* one address for all: their own would not fit in registers */
-    for (int s = 0; s < FEW && s < count; ++s) x[s] = call->x[first + s];
-    ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL, i = 0, i2 = 0;
-    if (count > 2) ANOTHER(i2); /* two vectors are limited by loads, which sharing saves */
-    f32v sum[2 * MANY] = {{0}};
-    for (ptrdiff_t k = 0; k < cols; k += BLOCK) {
-        const ptrdiff_t end = (cols - k < BLOCK ? cols : k + BLOCK) * step;
-        f32v block[2 * MANY] = {{0}};
-        for (; i < end; i += step, i2 += step, at += PANEL) {
-            f32v weights[4];
+    enum { PER = PANEL / VL_F32, LINES = 128 }; /* vectors of a panel; bytes of each of the next strip's to prefetch */
+    const int sums = width * count, item = half ? (int)sizeof(uint16_t) : (int)sizeof(float);
+    const ptrdiff_t cols = call->w->cols, panel = cols * PANEL, z_stride = call->z_stride;
+    ptrdiff_t at = r / PANEL * panel + r % PANEL + k * PANEL;
+    const char *strip = (const char *)call->w->panels + at * item;
+    ptrdiff_t ahead = TILE_INPUTS * PANEL * item + first / TILE_STREAMS * (TILE_INPUTS / BLOCK * LINES);
+    float *z = call->z + first * z_stride + r;
+    const float *x[TILE_STREAMS];
+    f32v sum[TILE_VECTORS * TILE_STREAMS];
+    EACH(s, count) x[s] = call->x[first + s];
+    EACH(j, sums) sum[j] = k ? load_f32(z + j / width * z_stride + j % width * VL_F32) : splat_f32(0);
+    while (k < end) {
+        const ptrdiff_t stop = end - k < BLOCK ? end : k + BLOCK;
+        f32v block[TILE_VECTORS * TILE_STREAMS] = {{0}};
+        EACH(v, width)
+            if (count == TILE_STREAMS && v % PER == 0) prefetch(strip, v / PER * panel * item + ahead, LINES);
+        ahead += LINES;
+        for (; k < stop; ++k, at += PANEL) {
+            f32v weights[TILE_VECTORS];
+            ptrdiff_t index[TILE_VECTORS];
             EACH(v, width) {
-                weights[v] = load_weights(w->panels, at + v / PER * PANEL * cols + v % PER * VL_F32, half);
-                if (count == 2) IN_REGISTER(weights[v]);
+                weights[v] = load_weights(call->w->panels, at + v / PER * panel + v % PER * VL_F32, half);
+                if (width * (count + 1) < REGISTERS) weights[v] = keep_f32(weights[v]);
+                index[v] = k;
+                ANOTHER(index[v]);
             }
-            EACH(j, sums) {
-                const ptrdiff_t s = j / width, in = j % width ? i2 : i;
-                block[j] = fma_f32(weights[j % width], splat_f32(count > FEW ? xt[in + s] : x[s][in]), block[j]);
-            }
+            EACH(j, sums) block[j] = fma_f32(weights[j % width], splat_f32(x[j / width][index[j % width]]), block[j]);
         }
         add_block_f32(sums, sum, block);
     }
-    EACH(j, sums) {
-        const ptrdiff_t s = first + j / width, to = r + j % width * VL_F32;
-        if (call->add.rows) sum[j] += load_f32(call->add.rows + s * call->add.stride + to);
-        store_f32(call->z + s * call->z_stride + to, sum[j]);
+    if (end == cols && call->add.rows) {
+        const float *add = call->add.rows + first * call->add.stride + r;
+        EACH(j, sums) sum[j] += load_f32(add + j / width * call->add.stride + j % width * VL_F32);
     }
+    EACH(j, sums) store_f32(z + j / width * z_stride + j % width * VL_F32, sum[j]);
 }
 
-/* how many of `left` vectors, an even number, go through a strip together */
-INLINE int together(ptrdiff_t left) { return left >= MANY ? MANY : left >= 4 ? 4 : 2; }
-
-INLINE void strip_products(const product_call *call, int half, int width, ptrdiff_t r, ptrdiff_t n)
+/* tiles of `width` vectors of rows, as many as fit from row r on; returns the row after them */
+INLINE ptrdiff_t product_tiles(const product_call *call, int half, int width, ptrdiff_t r)
 {
-    for (ptrdiff_t s = 0; s < n; s += together(n - s)) {
-        const int count = together(n - s);
-        if (count == MANY) product_strip(call, half, width, MANY, r, s);
-        else if (count == 4) product_strip(call, half, width, 4, r, s);
-        else product_strip(call, half, width, 2, r, s);
-    }
+    const ptrdiff_t cols = call->w->cols;
+    for (; r + width * VL_F32 <= used_rows(call->w); r += width * VL_F32)
+        for (ptrdiff_t k = 0, end; k < cols; k = end) {
+            end = cols - k < TILE_INPUTS ? cols : k + TILE_INPUTS;
+            for (ptrdiff_t s = 0, count; s < call->n; s += count) {
+                const ptrdiff_t left = call->n - s; /* never 1 */
+                count = left <= TILE_STREAMS ? left : left == TILE_STREAMS + 1 ? left - 2 : TILE_STREAMS;
+                if (count == 2) product_tile(call, half, width, 2, r, s, k, end);
+                else if (count == 3) product_tile(call, half, width, 3, r, s, k, end);
+                else if (TILE_STREAMS == 4) product_tile(call, half, width, TILE_STREAMS, r, s, k, end);
+            }
+        }
+    return r;
 }
 
-/* Strips of two vectors; a last one may have one, since rows are padded to CNORM_GATE_PAD. Of four for two streams, as
- * four sums wait for each other: 12 to 17 % faster, with AVX2 15 to 30 % (Zen 4, 2026-11-26). */
-INLINE void product_strips(const product_call *call, int half, ptrdiff_t n)
+INLINE void tiled_products(const product_call *call, int half)
 {
-    const ptrdiff_t rows = used_rows(call->w);
-    ptrdiff_t r = 0;
-    for (; n == 2 && r + 4 * VL_F32 <= rows; r += 4 * VL_F32) product_strip(call, half, 4, 2, r, 0);
-    for (; r + 2 * VL_F32 <= rows; r += 2 * VL_F32) strip_products(call, half, 2, r, n);
-    if (VECTOR_BYTES == 64 && r < rows) strip_products(call, half, 1, r, n);
-    for (r = rows; r < packed_rows(call->w); r += VL_F32) /* zeros, which a sum of squares may include */
-        for (ptrdiff_t s = 0; s < n; ++s) store_f32(call->z + s * call->z_stride + r, splat_f32(0));
+    ptrdiff_t r = product_tiles(call, half, TILE_VECTORS, 0);
+    if (TILE_VECTORS * VL_F32 > CNORM_GATE_PAD) r = product_tiles(call, half, TILE_VECTORS / 2, r);
+    if (TILE_VECTORS * VL_F32 > 2 * CNORM_GATE_PAD) r = product_tiles(call, half, TILE_VECTORS / 4, r);
+    for (; r < packed_rows(call->w); r += VL_F32) /* zeros, which a sum of squares may include */
+        for (ptrdiff_t s = 0; s < call->n; ++s) store_f32(call->z + s * call->z_stride + r, splat_f32(0));
 }
 
-/* products of float32 or float16 weights; scratch [interleaved_floats] */
+/* products of float32 or float16 weights */
 static double products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
-                          ptrdiff_t z_stride, float *scratch)
+                          ptrdiff_t z_stride)
 {
     if (n == 1) return product(w, x[0], add.rows, z);
-    const ptrdiff_t even = n / 2 * 2;
-    const product_call call = {w, x, scratch, add, z, z_stride};
-    for (ptrdiff_t s = 0; s < even && together(even - s) > FEW; s += together(even - s))
-        interleave(w->cols, together(even - s), x + s, scratch + s * w->cols);
-    if (w->type == CNORM_WEIGHT_F16) product_strips(&call, 1, even);
-    else product_strips(&call, 0, even);
-    if (even < n) (void)product(w, x[even], add.rows ? add.rows + even * add.stride : NULL, z + even * z_stride);
+    const product_call call = {w, n, x, add, z, z_stride};
+    if (w->type == CNORM_WEIGHT_F16) tiled_products(&call, 1);
+    else tiled_products(&call, 0);
     return -1;
 }
 
@@ -167,16 +146,15 @@ RARE double floored(ptrdiff_t n, const float *x, float *to)
 
 /* `products` where a vector is tiny */
 RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
-                           ptrdiff_t z_stride, float *scratch)
+                           ptrdiff_t z_stride, float *copies)
 {
     const float *rows[CNORM_ROWS] = {NULL};
-    float *copies = scratch + interleaved_floats(w, n);
     double units[CNORM_ROWS];
     for (ptrdiff_t s = 0; s < n; ++s) {
         rows[s] = copies + s * w->cols;
         units[s] = floored(w->cols, x[s], copies + s * w->cols);
     }
-    (void)products_of(w, n, rows, (addends){NULL, 0}, z, z_stride, scratch);
+    (void)products_of(w, n, rows, (addends){NULL, 0}, z, z_stride);
     for (ptrdiff_t s = 0; s < n; ++s)
         for (ptrdiff_t r = 0; r < packed_rows(w); ++r) {
             float *to = z + s * z_stride + r;
@@ -197,5 +175,5 @@ static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x
         products_floored(w, n, x, add, z, z_stride, scratch);
         return -1;
     }
-    return products_of(w, n, x, add, z, z_stride, scratch);
+    return products_of(w, n, x, add, z, z_stride);
 }

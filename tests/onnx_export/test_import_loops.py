@@ -1,115 +1,155 @@
-"""`load` of files whose steps are the body of a Scan or a Loop: read as the step of layers, or refused."""
+"""`load` of recurrent layers that are written as a Loop, as tf2onnx writes those of Keras 3."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from graphs import imported, node, normal, saved
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-INPUTS, UNITS = 5, 6
-STEP = (
-    node("MatMul", "x_t W", "a"),
-    node("MatMul", "h R", "b"),
-    node("Add", "a b", "s"),
-    node("Tanh", "s", "h2"),
-    node("Identity", "h2", "y_t"),
-)
+STEPS, SIZE, UNITS = 7, 5, 4
+MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
 
 
-def values(**shapes):
-    kinds = {"i": TensorProto.INT64, "go": TensorProto.BOOL, "on": TensorProto.BOOL}
-    return [helper.make_tensor_value_info(name, kinds.get(name, 1), shape) for name, shape in shapes.items()]
+def lstm(p, units):
+    """Gates i, f, c, o in one product; the state is squeezed, and y is the new h."""
+    return [
+        node("MatMul", f"{p}h {p}U", f"{p}hU"),
+        node("Gemm", f"{p}x {p}W {p}hU", f"{p}a"),
+        node("Add", f"{p}a {p}b", f"{p}z"),
+        node("Split", f"{p}z", f"{p}zi {p}zf {p}zg {p}zo", axis=1),
+        *[node("Sigmoid", f"{p}z{gate}", f"{p}{gate}") for gate in "ifo"],
+        node("Tanh", f"{p}zg", f"{p}g"),
+        node("Mul", f"{p}f {p}c", f"{p}fc"),
+        node("Mul", f"{p}i {p}g", f"{p}ig"),
+        node("Add", f"{p}fc {p}ig", f"{p}c_new"),
+        node("Tanh", f"{p}c_new", f"{p}t"),
+        node("Mul", f"{p}o {p}t", f"{p}h_new"),
+    ]
 
 
-def scan(nodes=STEP, first="h0", x="x", last="h1", **attributes):
-    body = helper.make_graph(nodes, "b", values(h=[1, UNITS], x_t=[1, INPUTS]), values(h2=[1, UNITS], y_t=[1, UNITS]))
-    return node("Scan", f"{first} {x}", f"{last} y", name="steps", body=body, num_scan_inputs=1, **attributes)
+def gru(p, units):
+    """Gates z, r, h with the reset gate behind the product (reset_after)."""
+    return [
+        node("Gemm", f"{p}x {p}W {p}b", f"{p}a"),
+        node("Split", f"{p}a", f"{p}az {p}ar {p}ag", axis=1),
+        node("Gemm", f"{p}h {p}U {p}bU", f"{p}u"),
+        node("Split", f"{p}u", f"{p}uz {p}ur {p}ug", axis=1),
+        *[node("Add", f"{p}a{gate} {p}u{gate}", f"{p}s{gate}") for gate in "zr"],
+        *[node("Sigmoid", f"{p}s{gate}", f"{p}{gate}") for gate in "zr"],
+        node("Mul", f"{p}r {p}ug", f"{p}ru"),
+        node("Add", f"{p}ag {p}ru", f"{p}sg"),
+        node("Tanh", f"{p}sg", f"{p}g"),
+        node("Mul", f"{p}z {p}h", f"{p}zh"),
+        node("Sub", f"{p}one {p}z", f"{p}y"),
+        node("Mul", f"{p}y {p}g", f"{p}yg"),
+        node("Add", f"{p}yg {p}zh", f"{p}h_new"),
+    ]
 
 
-def loop(*more, index="i", step=STEP):
-    """A Loop over all frames, with other nodes before the step."""
-    nodes = [node("Gather", f"x {index}", "x_t"), node("Identity", "go", "on"), *more, *step]
-    ends = values(on=[], h2=[1, UNITS], y_t=[1, UNITS])
-    body = helper.make_graph(nodes, "b", values(i=[], go=[], h=[1, UNITS]), ends)
-    count = [node("Shape", "x", "size"), node("Gather", "size zero", "steps")]
-    return [*count, node("Loop", "steps yes h0", "h1 y", name="steps", body=body)]
+CELLS = {"LSTM": (lstm, 4, "hc"), "GRU": (gru, 3, "h")}
 
 
-def file(path, rng, nodes, x=("T", 1, INPUTS), **more):
-    stored = {
-        "W": normal(rng, INPUTS, UNITS),
-        "R": normal(rng, UNITS, UNITS),
-        "zero": np.array(0),
-        "yes": np.array(True),
-    }
-    x, h = list(x), [1, UNITS]
-    return saved(path, nodes, {"x": x, "h0": h}, {"y": [x[0], 1, UNITS], "h1": h}, stored | more)
+def infos(names, kind=TensorProto.FLOAT, shape=None):
+    return [helper.make_tensor_value_info(name, kind, shape) for name in names]
 
 
-@pytest.mark.parametrize("frames", ["T", 4])
-@pytest.mark.parametrize("kind", ["Scan", "Loop"])
-def test_the_body_of_a_loop_is_a_step(kind, frames, tmp_path, rng):
-    path = file(tmp_path / "m.onnx", rng, [scan()] if kind == "Scan" else loop(), (frames, 1, INPUTS))
-    found = imported(path)
-    assert [layer.kind for layer in found.model.layers] == ["RNN"]
-    assert (found.time_axis, found.states) == (0, {"h0": "h1"})
-    assert found.report.ok
+def loop(kind, p, read, units, more=()):
+    """A Loop over `read` [steps, 1, n]; weights go through as carried values. `more`: nodes that make x of `xi`."""
+    made, _, states = CELLS[kind]
+    weights = [f"{p}W", f"{p}U"]
+    body = [
+        node("Add", f"{p}time {p}step", f"{p}time_new"),
+        node("Gather", f"{read} {p}time", f"{p}xi", axis=0),
+        *(more or [node("Identity", f"{p}xi", f"{p}x")]),
+        *made(p, units),
+        node("Identity", f"{p}h_new", f"{p}y_i"),
+        node("Less", f"{p}time_new {p}steps", f"{p}go_new"),
+        *[node("Identity", name, f"{name}_out") for name in weights],
+    ]
+    new = [f"{p}{name}_new" for name in states]
+    stored = [
+        numpy_helper.from_array(np.array(n, np.int32), f"{p}{name}") for name, n in (("step", 1), ("steps", STEPS))
+    ]
+    inputs = [*infos([f"{p}counter"], TensorProto.INT64, []), *infos([f"{p}go"], TensorProto.BOOL, [])]
+    inputs += [*infos([f"{p}time"], TensorProto.INT32, []), *infos([f"{p}{name}" for name in states]), *infos(weights)]
+    outputs = [*infos([f"{p}go_new"], TensorProto.BOOL, []), *infos([f"{p}time_new"], TensorProto.INT32, [])]
+    outputs += infos([*new, *(f"{name}_out" for name in weights), f"{p}y_i"])
+    graph = helper.make_graph(body, f"{p}body", inputs, outputs, stored)
+    given = ["most", "yes", "zero", *(f"{p}{name}0" for name in states), *(f"{name}0" for name in weights)]
+    results = [f"{p}end{i}" for i in range(len(given) - 2)] + [f"{p}Y"]
+    return helper.make_node("Loop", given, results, body=graph, name=f"{p}while")
 
 
-REFUSED = {
-    "a state is read outside": (
-        [node("MatMul", "h0 V", "v"), node("Add", "x v", "z"), scan(x="z")],
-        "reads the first state of a loop",
+def tensors(rng, kind, p, size, units):
+    _, gates, states = CELLS[kind]
+    shapes = {"W0": (size, gates * units), "U0": (units, gates * units), "b": (gates * units,), "bU": (gates * units,)}
+    found = {p + name: normal(rng, *shape) for name, shape in shapes.items()}
+    found |= {f"{p}{name}0": np.zeros((1, units), np.float32) for name in states}
+    return found | {f"{p}one": np.float32(1)}
+
+
+def window(path, rng, kind, *, every=True, more=(), frames=STEPS, **changed):
+    """x [1, STEPS, SIZE] -> two layers in a Loop each -> a product, of each step or the last."""
+    nodes = [
+        node("Transpose", "x", "xt", perm=[1, 0, 2]),
+        loop(kind, "a_", "xt", UNITS, more),
+        loop(kind, "b_", "a_Y", 3),
+        *([node("Transpose", "b_Y", "t", perm=[1, 0, 2])] if every else [node("Gather", "b_Y last", "t", axis=0)]),
+        node("MatMul", "t V", "y"),
+    ]
+    stored = tensors(rng, kind, "a_", SIZE, UNITS) | tensors(rng, kind, "b_", UNITS, 3) | {"V": normal(rng, 3, 2)}
+    stored |= {"most": np.array(STEPS), "yes": np.array(True), "zero": np.array(0, np.int32), "last": np.array(-1)}
+    stored |= changed
+    text = b"".join(each.SerializeToString() for each in nodes)
+    stored = {name: array for name, array in stored.items() if name.encode() in text}
+    return saved(path, nodes, {"x": [1, frames, SIZE]}, {"y": [1, frames, 2] if every else [1, 2]}, stored, opset=13)
+
+
+@pytest.mark.parametrize("every", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_loop_over_a_window_is_a_cell(kind, every, tmp_path, rng):
+    found = imported(window(tmp_path / "m.onnx", rng, kind, every=every))
+    assert [layer.kind for layer in found.model.layers] == [kind, kind, "Linear"]
+    assert found.time_axis == 1
+    assert "takes 7 frames" in found.notes[0]
+    x = rng.standard_normal((STEPS, SIZE)).astype(np.float32)
+    theirs = found.file.run(x)
+    np.testing.assert_allclose(found.model.run(x)[-len(theirs) :], theirs, rtol=1e-5, atol=1e-6)
+
+
+BY_STEP = [node("Cast", "a_time", "a_number", to=TensorProto.FLOAT)]
+NEAR = {
+    "a factor of each step": ({"more": [*BY_STEP, node("Mul", "a_xi a_number", "a_x")]}, "steps are not all the same"),
+    "another first step": (
+        {
+            "more": [*BY_STEP, node("Min", "a_number a_one", "a_m"), node("Mul", "a_xi a_m", "a_x")],
+            "a_one": np.float32(1),
+        },
+        "steps are not all the same",
     ),
-    "a state is given back changed": (
-        [scan((*STEP[:4], node("Mul", "h2 two", "y_t")), last="h"), node("Neg", "h", "h1")],
-        "gives a state of a loop back changed",
-    ),
-    "a state begins with a frame": (
-        [node("Gather", "x zero", "x0"), node("MatMul", "x0 W", "w"), node("Add", "w h0", "f"), scan(first="f")],
-        "a state begins with what is stored or computed",
-    ),
-    "a state is stored": ([scan(first="start")], "a state begins with what is stored or computed"),
-    "the steps are read from the end": ([scan(scan_input_directions=[1])], "reads its steps from the end"),
-    "a step reads all frames": (
-        [
-            scan(
-                (
-                    node("ReduceMean", "x", "m", axes=[0]),
-                    node("Sub", "x_t m", "d"),
-                    node("MatMul", "d W", "a"),
-                    *STEP[1:],
-                )
-            )
-        ],
-        "its result depends on several frames",
-    ),
-    "a step computes with its number": (
-        loop(
-            node("Cast", "i", "n", to=1),
-            node("Mul", "b n", "bn"),
-            step=(*STEP[:2], node("Add", "a bn", "s"), *STEP[3:]),
-        ),
-        "it computes with the number of the step",
-    ),
-    "a step reads the frame behind": (
-        loop(node("Sub", "zero i", "j"), index="j"),
-        "computes with the number of the step",
-    ),
-    "the loop ends early": (
-        [*loop()[:1], node("Gather", "size zero", "all"), node("Min", "all most", "steps"), loop()[2]],
-        "decides by something computed from the number of frames",
-    ),
+    "a state that begins elsewhere": ({"a_h0": np.full((1, UNITS), 0.5, np.float32)}, "do not begin with zeros"),
+    "fewer steps than frames": ({"most": np.array(STEPS - 2)}, "that are not the 7 frames|another frame"),
+    "another layer's frames": ({"more": [node("Gather", "xt last", "a_x", axis=0)]}, "it is not a list of layers"),
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
-def test_what_is_not_the_same_step_for_every_frame_is_refused(why, tmp_path, rng):
-    nodes, message = REFUSED[why]
-    more = {
-        "V": normal(rng, UNITS, INPUTS),
-        "start": np.zeros((1, UNITS), np.float32),
-        "most": np.array(30),
-        "two": np.float32(2),
-    }
-    with pytest.raises(ValueError, match=message):
-        imported(file(tmp_path / "m.onnx", rng, nodes, **more))
+@pytest.mark.parametrize("case", NEAR)
+def test_a_loop_that_is_no_cell_is_refused(case, tmp_path, rng):
+    given, reason = NEAR[case]
+    path = window(tmp_path / "m.onnx", rng, "LSTM", **given)
+    with pytest.raises(ValueError, match=reason):
+        imported(path)
+
+
+def test_a_loop_over_an_open_number_of_frames_is_refused(tmp_path, rng):
+    with pytest.raises(ValueError, match=r"m\.onnx: it is not a list of layers"):
+        imported(window(tmp_path / "m.onnx", rng, "GRU", frames="T"))
+
+
+@pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
+def test_three_layers_of_keras_3():
+    found = imported(MODELS / "quant_lstm.onnx")
+    assert [layer.kind for layer in found.model.layers[:3]] == ["LSTM"] * 3
+    x = np.random.default_rng(0).standard_normal((60, 36)).astype(np.float32)
+    np.testing.assert_allclose(found.model.run(x)[-1:], found.file.run(x), rtol=1e-5, atol=1e-6)

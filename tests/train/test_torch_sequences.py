@@ -90,7 +90,8 @@ def test_dropout_between_the_layers():
     assert torch.equal(module.eval()(x)[0], plain(x)[0])
     whole = ct.LSTM(4, 64, preset="torch", num_layers=2, dropout=1.0)
     assert torch.equal(whole(x)[0], whole(torch.zeros_like(x))[0])  # the second layer sees zeros only
-    single = ct.LSTM(4, 64, preset="torch", dropout=0.5)
+    with pytest.warns(UserWarning, match="num_layers is 1: got dropout=0.5"):
+        single = ct.LSTM(4, 64, preset="torch", dropout=0.5)
     assert torch.equal(single(x)[0], single(x)[0])
 
 
@@ -99,14 +100,16 @@ def test_arguments_of_torch_nn():
     assert module.hidden_size == module.units == 6
     assert ct.GRUCell(4, hidden_size=6, preset="torch").units == 6
     for make in (ct.LSTM, ct.LSTMCell):
-        with pytest.raises(TypeError, match="units, or hidden_size"):
+        with pytest.raises(TypeError, match="hidden_size, or units"):
             make(4, preset="torch")
-        with pytest.raises(TypeError, match="units, or hidden_size"):
-            make(4, 6, preset="torch", hidden_size=6)
+        with pytest.raises(TypeError, match="hidden_size, or units"):
+            make(4, 6, preset="torch", units=6)
         for name, value in (("input_size", 0), ("units", 2.5), ("proj_size", -1)):
             given = {"input_size": 4, "units": 6, "preset": "torch"} | {name: value}
             with pytest.raises(ValueError, match=f"{name} must be an integer"):
                 make(**given)
+        with pytest.raises(ValueError, match="hidden_size must be an integer of at least 1, got 0"):
+            make(4, 0, preset="torch")
     with pytest.raises(ValueError, match="dropout must be a probability"):
         ct.LSTM(4, 6, preset="torch", dropout=1.5)
     with pytest.raises(ValueError, match="has no projection"):

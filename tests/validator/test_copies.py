@@ -15,10 +15,10 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from writings import LEVELS, saved
 
 from onnx_export import ort
+from onnx_export.graph.scope import inline
 from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import sort_nodes
 from onnx_export.validation.examine import examine
-from onnx_export.validation.graph import inline
 from onnx_export.validation.lint import lint_unclaimed
 from onnx_export.validation.lock import compare, facts
 from onnx_export.validation.options import Options

@@ -5,10 +5,10 @@ import pytest
 from corpus import archive, make_jax, make_keras, make_paddle, make_pytorch, make_transformers
 from corpus.sound_transformers import examined
 
+from onnx_export.graph.scope import inline
 from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import sort_nodes
 from onnx_export.validation.examine import examine
-from onnx_export.validation.graph import inline
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
+from onnx_export.graph.scope import scopes
 from onnx_export.model_io import Limits, Refused, Unreadable, load, parse
 from onnx_export.nodes import sort_nodes
-from onnx_export.validation.graph import scopes
 from onnx_export.validation.lint import lint_norm
 from onnx_export.validation.patterns import find
 

@@ -7,9 +7,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnx_export import ort, validate
+from onnx_export.graph.scope import unit_roundoff
 from onnx_export.validation import stress
 from onnx_export.validation.examine import examine
-from onnx_export.validation.graph import unit_roundoff
 from onnx_export.validation.judge import FACTOR, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find

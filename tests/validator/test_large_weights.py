@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from onnx_export import ort, validate
+from onnx_export.graph.scope import scopes
 from onnx_export.validation.examine import examine
-from onnx_export.validation.graph import scopes
 from onnx_export.validation.options import Options
 from onnx_export.validation.weights import put_back, set_aside
 

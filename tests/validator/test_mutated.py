@@ -9,9 +9,9 @@ from writings import Writing
 
 import onnx_export
 from onnx_export.errors import NotImported
+from onnx_export.graph.scope import with_shapes
 from onnx_export.nodes import drop_omitted
 from onnx_export.validation.examine import examine
-from onnx_export.validation.graph import with_shapes
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 

@@ -6,8 +6,8 @@ import onnx
 import pytest
 from onnx import TensorProto, defs, helper
 
+from onnx_export.graph.scope import inline, scopes
 from onnx_export.validation.examine import examine
-from onnx_export.validation.graph import inline, scopes
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 

@@ -198,8 +198,9 @@ def lint_opset():
 
 @specimen
 def lint_ir():
+    """No runtime loads the file; its norm is judged by itself."""
     built = model([native()], constants=weights(), ir=99)
-    return Specimen(built, [("layer", "not exercised", "")], {"ir"}, 2)
+    return Specimen(built, [OK], {"ir"}, 2)
 
 
 @specimen

@@ -245,13 +245,13 @@ def centred_later(name):
 
 @specimen
 def centred_some_nodes_after_the_division():
-    return Specimen(centred_later("Norm"), [])
+    """Four sound norms that no pattern has; they are found by what they compute."""
+    return Specimen(centred_later("Norm"), [OK] * 4)
 
 
 @specimen
 def centred_some_nodes_after_the_division_by_claim():
-    """Reported as not recognised, not as wrong."""
-    return Specimen(centred_later("LayerNorm"), [], {"unproved-claim"}, 2)
+    return Specimen(centred_later("LayerNorm"), [OK] * 4)
 
 
 @specimen

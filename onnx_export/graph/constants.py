@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import inf, prod
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+
+from onnx_export.graph.evaluate import evaluate
+from onnx_export.graph.sizes import shape_of
+from onnx_export.graph.tables import LAYOUT
 
 SMALL = 64  # elements; a node whose inputs have no more is folded, whatever its operator
 _LARGEST = 2**20  # elements of the result of an elementwise operator
 _MOST_RESULTS = 2**12  # elements of another operator's result
 _RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial"})
 # The result has the elements of the first input, so that constants of any size are folded.
-_SAME_SIZE = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose"}) | frozenset(
-    {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear", "QuantizeLinear"}
-)
+_SAME_SIZE = LAYOUT | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear", "QuantizeLinear"}
 # The result has the broadcast shape of the inputs.
 _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Sum", "Mean", "Max", "Min", "Where", "Mod", "And", "Or", "Xor", "Not"}
@@ -59,8 +60,7 @@ def folded(
             value = _directly(node, [inputs[each] for each in node.input]) if name == node.output[0] else None
             if value is not None:
                 return np.asarray(value)
-            graph = helper.make_graph([node], "constant", [], [onnx.ValueInfoProto(name=name)])
-            return np.asarray(ReferenceEvaluator(graph, opsets=dict(opsets)).run(None, dict(inputs))[0])
+            return np.asarray(evaluate([node], inputs, [name], opsets)[name])
     except Exception:  # a malformed node is not folded; the runtime reports it
         return None
 
@@ -106,9 +106,8 @@ def _inferred_size(node, name: str, inputs: Mapping[str, np.ndarray], opsets: Ma
     graph = helper.make_graph([node], "constant", [], [onnx.ValueInfoProto(name=name)], stored)
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type.tensor_type
-    known = inferred.HasField("shape") and all(dim.HasField("dim_value") for dim in inferred.shape.dim)
-    return prod(dim.dim_value for dim in inferred.shape.dim) if known else float("inf")
+    shape = shape_of(onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type)
+    return inf if shape is None or None in shape else prod(shape)
 
 
 def stored_value(tensor: onnx.TensorProto) -> np.ndarray | None:

@@ -14,10 +14,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
+from onnx_export.graph import constants
+from onnx_export.graph.sizes import shape_of
 from onnx_export.nodes import model_nodes, subgraphs
-from onnx_export.validation import constants
 
 _LONGEST_SHAPE = 2**17
+_IR_VERSION = 8  # of models made of some nodes: all runtimes here take it, with any opset
 _NEWEST = onnx.defs.onnx_opset_version()
 FUNCTION_KEY = "cnorm.function"  # metadata of a node that names its local function, because inlining loses it
 
@@ -63,11 +65,6 @@ def _inputs(kind: str, opset: int) -> tuple[int, int, int]:
     named = [sum(1 for _ in takewhile(lambda formal: formal.option == single, schema.inputs)) for schema in known]
     fewest = min((schema.min_input for schema in known), default=0)
     return fewest, max((schema.max_input for schema in known), default=sys.maxsize), min(named, default=0)
-
-
-def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
-    """The size of a dimension, None if the file leaves it open; like runtimes, treats a negative size as open."""
-    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
 def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -191,9 +188,7 @@ class Scope:
         if constant is not None:
             return tuple(constant.dims)
         kind = self._type(name)
-        if kind is None or not kind.tensor_type.HasField("shape"):
-            return None
-        return tuple(map(size, kind.tensor_type.shape.dim))
+        return None if kind is None else shape_of(kind)
 
     def _type(self, name: str) -> onnx.TypeProto | None:
         """The type that the file gives a value, in this graph or an enclosing one."""
@@ -398,7 +393,6 @@ def attribute(node: onnx.NodeProto, name: str, default: int | float | tuple):
 
 
 def cut(
-    model: onnx.ModelProto,
     scope: Scope,
     nodes: Iterable[onnx.NodeProto],
     outputs: list[str],
@@ -408,7 +402,7 @@ def cut(
 
     Parameters
     ----------
-    model, scope
+    scope : Scope
         Where the nodes lie.
     nodes : iterable of NodeProto
         Of this graph and enclosing ones, in any order; the new model keeps the order of the graphs.
@@ -438,7 +432,8 @@ def cut(
         [_untyped(name) for name in outputs],
         stored,
     )
-    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
+    opsets = list(map(helper.make_opsetid, scope.opsets, scope.opsets.values()))
+    return helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=opsets)
 
 
 def boundary(scope: Scope, nodes: Iterable[onnx.NodeProto]) -> list[str]:

@@ -1,0 +1,237 @@
+"""Which law a value follows as a function of another: axes, scale, bias, eps and its place, floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from onnx_export.laws.norms import PLACES, Axes, Function, Law, centred, itself, mean, rows
+from onnx_export.laws.probes import DOUBLE, LARGE, probes
+
+MOST_AXES, MOST_ELEMENTS = 5, 2**16
+_ROUNDINGS = 32  # of stored constants, such as 1/n, between x and y
+_EXACT = 1e-9  # rounding in float64 of large probes, relative
+_SMALLEST = 1e-30  # an eps below it makes no difference to float32
+_LEAST_SEEN = 0.25  # of the elements, where a near miss is not a number for others
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The norm, or near miss, that a value is of another.
+
+    Attributes
+    ----------
+    law : Law
+        Its formula, and why it is no norm.
+    axes : tuple of int
+        Normalised axes, not negative.
+    eps : float
+        In units of the variance, or of the deviation if `place` says so; as measured, to about 8 digits.
+    place : str
+        Empty where eps is added to the variance; else where it is added.
+    floor : float
+        Smallest statistic (deviation or root mean square) that is divided by; 0 for none.
+    scale, bias : ndarray
+        [size of each normalised axis, 1 for others], or of all axes but the first that is not normalised; float64, as
+        measured. A scale of one element is a factor.
+    count : float
+        What a sum over the axes is divided by, where that is not their size; 0 where it is.
+    """
+
+    law: Law
+    axes: Axes
+    eps: float
+    place: str
+    floor: float
+    scale: np.ndarray
+    bias: np.ndarray
+    count: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """Why it is no norm, or not everywhere; empty for a norm."""
+        if self.law.words or self.place:
+            return self.law.words or self.place
+        if self.count:
+            return f"a sum is divided by {self.count:.6g}, not by the number of its terms"
+        return f"the deviation is not allowed below {self.floor:.3g}" if self.floor else ""
+
+    @property
+    def factor(self) -> float | None:
+        """The one number that all elements are multiplied by; None if there is a scale or a bias."""
+        return float(self.scale.flat[0]) if self.scale.size == 1 and not self.bias.any() else None
+
+
+def what_norm(function: Callable[[list[np.ndarray]], Sequence[np.ndarray]], shape: tuple[int, ...], unit=2.0**-24):
+    """The norm that a function computes, by its results on a few probes.
+
+    Parameters
+    ----------
+    function : callable
+        Given a list of float64 arrays [shape], returns as many results. It decides what it costs; it is called once.
+    shape : tuple of int
+        Of x and y, of at most 5 axes and 65536 elements.
+    unit : float
+        Unit roundoff of the narrowest stored constant.
+
+    Returns
+    -------
+    Fit or None
+        None where no law fits, or a result of large x is not finite, or of another shape.
+    """
+    if not 0 < len(shape) <= MOST_AXES or not 2 <= prod(shape) <= MOST_ELEMENTS:
+        return None
+    source = Source(shape)
+    return source.fit(list(function(source.xs)), unit)
+
+
+class Source:
+    """Probes of x, and what each law makes of them, which is computed once for all values that may follow one.
+
+    Attributes
+    ----------
+    xs : list of ndarray
+        As `probes.probes` makes them.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.xs = probes(shape)
+        self._made: dict[tuple[Law, Axes], _Standardised | None] = {}
+
+    def fit(self, ys: Sequence[np.ndarray], unit: float = 2.0**-24) -> Fit | None:
+        """The first law of the table that values for the probes follow, over the fewest axes; None if they follow none.
+
+        `unit` is the unit roundoff of the narrowest stored constant.
+        """
+        if any(y.shape != x.shape for x, y in zip(self.xs, ys, strict=True)):
+            return None
+        allowed = max(_EXACT, _ROUNDINGS * unit)
+        y = np.stack(ys[:LARGE])
+        seen = np.isfinite(y)
+        if not seen.all():
+            if np.mean(seen) < _LEAST_SEEN:
+                return None
+            y = np.where(seen, y, 0)
+        with np.errstate(all="ignore"):
+            doubled = np.where(seen[0], ys[DOUBLE], 0)
+            invariant = bool(np.max(np.abs(doubled - y[0])) <= allowed * np.max(np.abs(y[0])))
+            for law, axes in rows(self.xs[0].shape):
+                if law.invariant != invariant or not (law.words or seen.all()):
+                    continue
+                made = self._standardised(law, axes)
+                found = made.parameters(y, seen, allowed) if made else None
+                if found is not None:
+                    return _with_eps(law, axes, *found, self.xs[DOUBLE + 1 :], ys[DOUBLE + 1 :], allowed)
+            return _by_moments(self.xs[:LARGE], y, allowed) if invariant and seen.all() else None
+
+    def _standardised(self, law: Law, axes: Axes) -> _Standardised | None:
+        key = law, axes
+        if key not in self._made:
+            h = np.stack([law.numerator(x, axes) / law.statistic(x, axes) for x in self.xs[:LARGE]])
+            self._made[key] = _Standardised(law, axes, h) if np.isfinite(h).all() else None
+        return self._made[key]
+
+
+class _Standardised:
+    """numerator / statistic of a law on the large probes, [probes, shape], and its moments along the rows."""
+
+    def __init__(self, law: Law, axes: Axes, h: np.ndarray) -> None:
+        self.h, one = h, np.ones((1,) * (h.ndim - 1))
+        self.factor_only = one, 0 * one
+        rows = (0, *(axis + 1 for axis in range(h.ndim - 1) if axis not in axes))
+        # a parameter of each element of a row; of each channel, too, for a norm of groups or of single channels
+        self.ways = [_Affine(h, rows)] + [_Affine(h, rows[:2])] * (not law.words and len(rows) > 2)
+
+    def parameters(self, y: np.ndarray, seen: np.ndarray, allowed: float) -> tuple[np.ndarray, np.ndarray] | None:
+        """(scale, bias) with which y [probes, shape] follows: one factor, else one of each along the row."""
+        limit = allowed * float(np.max(np.abs(y)))
+        if not limit:
+            return None
+        h = self.h * seen
+        factor = np.sum(y * h) / np.sum(h * h)
+        if np.max(np.abs(y - factor * h)) <= limit:
+            one, none = self.factor_only
+            return factor * one, none
+        found = (way.parameters(h, y, limit) for way in self.ways if seen.all())
+        return next((each for each in found if each), None)
+
+
+class _Affine:
+    """Regression of y on h [probes, shape], with a scale and a bias of each element along other axes than `rows`."""
+
+    def __init__(self, h: np.ndarray, rows: tuple[int, ...]) -> None:
+        self.rows, self.middle = rows, np.mean(h, axis=rows, keepdims=True)
+        self.apart = h - self.middle
+        self.spread = np.sum(self.apart**2, axis=rows, keepdims=True)
+
+    def parameters(self, h: np.ndarray, y: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray] | None:
+        centre = np.mean(y, axis=self.rows, keepdims=True)
+        scale = np.sum(self.apart * (y - centre), axis=self.rows, keepdims=True) / self.spread
+        bias = centre - scale * self.middle
+        largest = np.max(np.abs(y))
+        if not np.max(np.abs(y - scale * h - bias)) <= limit or np.max(np.abs(scale)) <= 1e-9 * largest:
+            return None
+        return scale[0], 0 * bias[0] if np.max(np.abs(bias)) <= _EXACT * largest else bias[0]
+
+
+def _by_moments(xs: list[np.ndarray], y: np.ndarray, allowed: float) -> Fit | None:
+    """A division over the last axis by the root of another sum of mean(x^2) and mean(x)^2 than the variance is."""
+    x, axes = np.stack(xs), (-1,)
+    n, terms = x.shape[-1], np.stack([mean(x * x, axes), mean(x, axes) ** 2])
+    if n < 2 or terms[0].size < LARGE:
+        return None
+    for formula, numerator in (("layer", centred), ("rms", itself)):
+        d = numerator(x, axes)
+        rate = np.sum(y * d, axis=-1, keepdims=True) / np.sum(d * d, axis=-1, keepdims=True)
+        if np.max(np.abs(y - rate * d)) > allowed * np.max(np.abs(y)):
+            continue
+        equations = (terms * rate**2).reshape(2, -1).T
+        a, b = np.linalg.lstsq(equations, np.ones(len(equations)), rcond=None)[0]
+        if a > 0 and np.max(np.abs(equations @ (a, b) - 1)) <= allowed:
+            words = f"it is divided by the root of {a:.4g} mean(x^2) {b:+.4g} mean(x)^2"
+            if abs(b + 1) <= allowed:
+                words = f"a sum over {n} elements is divided by {n / a:.6g}"
+            one = np.ones((1,) * x.ndim)[0]
+            return Fit(Law(formula, numerator, _of_moments(a, b), words), (x.ndim - 2,), 0.0, "", 0.0, one, 0 * one)
+    return None
+
+
+def _of_moments(a: float, b: float) -> Function:
+    return lambda x, axes: np.sqrt(a * mean(x * x, axes) + b * mean(x, axes) ** 2)
+
+
+def _with_eps(law: Law, axes: Axes, scale, bias, xs, ys, allowed: float) -> Fit | None:
+    """The law with the eps that small probes show, or a floor; None if what is divided by fits neither."""
+    if law.words:  # its divisor is another one, and its eps does not matter
+        return Fit(law, axes, 0.0, "", 0.0, scale, bias)
+    statistics, divisors = [], []
+    for x, y in zip(xs, ys, strict=True):
+        s = law.statistic(x, axes)
+        reference = scale * law.numerator(x, axes) / s
+        rate = np.sum((y - bias) * reference, axis=axes, keepdims=True)
+        statistics.append(s)
+        divisors.append(s * np.sum(reference * reference, axis=axes, keepdims=True) / rate)
+    (wide, narrow, tiny), (over, under, least) = statistics, divisors
+    if not np.isfinite(under).any():  # roots of negative numbers
+        narrow, under = wide, over
+    blurred = 1e-6 if bias.any() else 1e-9  # the bias is measured, too
+    for place, (eps_of, divisor) in PLACES.items():
+        eps = float(np.median(eps_of(under, narrow)))
+        eps = 0.0 if abs(eps) <= max(allowed * float(np.max(narrow)) ** (1 if place else 2), _SMALLEST) else eps
+        fitting = all(
+            np.max(np.abs(d / divisor(s, eps) - 1)) <= max(allowed, blurred) * 8
+            for s, d in ((wide, over), (narrow, under))
+        )
+        if fitting:
+            floor = 0.0
+            if not bias.any() and eps == 0:
+                below = float(np.median(least))
+                held = np.max(np.abs(least - below)) <= 1e-6 * below and below > 2 * float(np.max(tiny))
+                floor = below if held else 0.0
+            return Fit(law, axes, eps, place, floor, scale, bias)
+    low = float(np.median(under))
+    clamped = low > 0 and np.max(np.abs(under - np.maximum(narrow, low))) <= 1e-6 * low
+    return Fit(law, axes, 0.0, "", low, scale, bias) if clamped else None

@@ -1,0 +1,104 @@
+"""What runtimes were seen to do with norms and recurrent operators: one table a runtime, written by `make runtimes`.
+
+A table is TOML: the version, the date, and for each operator a line for each *form*, the traits of its node
+(`traits.traits_of`) in alphabetical order, with what the runtime did: "right", "refuses", "ignores TRAIT", "off by E",
+"not finite", "other shape". A form without traits is the operator with its defaults, in float32. docs/runtimes.md shows
+all tables.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+__all__ = ["DATA", "FAR", "RIGHT", "SCRIPT", "Observation", "Table", "Traits", "names", "table"]
+
+Traits = frozenset[str]
+
+# Traits of the data: what a file alone does not show
+DATA = {
+    "a length of 0": "an item of the batch has the length 0",
+    "mean 1e4": "the mean of a row is 10^4 times its deviation",
+    "deviation 400": "a row has the deviation 400, so that squares leave the range of float16",
+    "a row of 0": "a row holds zeros only",
+}
+FAR = 1e3  # the conditioning of a row, max|x| / deviation, from which on "mean 1e4" is taken to hold
+
+RIGHT = "right"
+SCRIPT = "tests/runtimes/measure.py"  # `make runtimes`
+_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a runtime did with one form of an operator.
+
+    Attributes
+    ----------
+    operator : str
+        Its name, or "decomposed" for a norm in elementary operators, or "export" for a file of this package.
+    traits : frozenset of str
+    outcome : str
+    """
+
+    operator: str
+    traits: Traits
+    outcome: str
+
+    @property
+    def fixed(self) -> Traits:
+        """The traits that stand in the file; the others are of the data."""
+        return self.traits - DATA.keys()
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one version of a runtime did."""
+
+    runtime: str
+    version: str
+    seen: str
+    observations: tuple[Observation, ...]
+
+    def tried(self, operator: str) -> bool:
+        """Whether a form of this operator was."""
+        return any(each.operator == operator for each in self.observations)
+
+    def faults(self, operator: str, traits: Traits) -> list[Observation]:
+        """What is known to go wrong in a node of these traits, each reason by its form of the fewest traits.
+
+        The fault of a form does not hold where a form of more of the node's traits was seen to be right.
+        """
+        own = [each for each in self.observations if each.operator == operator and each.fixed <= traits]
+        right = [each.traits for each in own if each.outcome == RIGHT]
+        wrong = [each for each in own if each.outcome != RIGHT]
+        wrong = [each for each in wrong if not any(each.traits < other for other in right)]
+        return [each for each in wrong if not any(other.traits < each.traits for other in wrong)]
+
+    def covers(self, operator: str, traits: Traits) -> bool:
+        """Whether a form that has all these traits was right."""
+        own = (each for each in self.observations if each.operator == operator and each.outcome == RIGHT)
+        return any(traits <= each.traits for each in own)
+
+
+@cache
+def table(name: str) -> Table:
+    """The table of a runtime of `names`."""
+    data = tomllib.loads((resources.files(__name__) / f"{name}{_SUFFIX}").read_text(encoding="utf-8"))
+    return Table(name, data["version"], data["seen"], tuple(_observations(data["forms"])))
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The runtimes that have a table."""
+    files = (each.name for each in resources.files(__name__).iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+
+
+def _observations(forms: dict[str, dict[str, str]]) -> Iterator[Observation]:
+    for operator, lines in forms.items():
+        for form, outcome in lines.items():
+            yield Observation(operator, frozenset(filter(None, form.split(", "))), outcome)

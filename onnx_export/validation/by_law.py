@@ -1,0 +1,96 @@
+"""Norms that no pattern has: values that follow a law (`onnx_export.laws`), with the stored parameters they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isclose
+
+import numpy as np
+from onnx import TensorProto
+
+from onnx_export.graph.scope import Scope, op
+from onnx_export.laws import sources
+from onnx_export.operators import LAYER, RMS
+from onnx_export.validation.norm import NearMiss, Norm
+
+_FORMULAS = {"layer": LAYER, "rms": RMS}
+
+
+def unexplained(scope: Scope, found: list[Norm]) -> Iterator[Norm]:
+    """Norms and near misses of a graph around reductions that belong to none of those found already."""
+    explained = {id(node) for norm in found for node in norm.nodes}
+    for each in sources.norms(scope, explained):
+        if not any(id(node) in explained for node in each.nodes):
+            norm = _described(scope, each)
+            if norm is not None:
+                yield norm
+
+
+def _described(scope: Scope, found: sources.Found) -> Norm | None:
+    """The norm with its parameters by name; None if the file does not store those measured, or for a doubtful law."""
+    fit = found.fit
+    if fit.words and not (fit.law.invariant and fit.factor is not None):
+        return None
+    ones, zeros = np.ones_like(fit.scale), np.zeros_like(fit.bias)
+    factor = fit.scale if fit.factor is None else ones  # a wrong count is no scale
+    scale, bias = (_stored(scope, found, *each) for each in ((factor, ones), (fit.bias, zeros)))
+    if scale is None or bias is None:
+        return None
+    eps, eps_dtype = _eps(scope, found)
+    statistic = next(node for node in found.nodes if sources.reduces(node))
+    return Norm(
+        scope=scope,
+        nodes=list(found.nodes),
+        formula=_FORMULAS[fit.law.formula],
+        x=found.x,
+        y=found.y,
+        axes=fit.axes,
+        eps=eps,
+        eps_dtype=eps_dtype,
+        compute_dtype=scope.dtype(statistic.output[0]) or scope.dtype(found.x) or TensorProto.FLOAT,
+        variance="one-pass" if fit.law.formula == "layer" and _squares(found) else "centred",
+        scale=scale,
+        bias=bias,
+        near=NearMiss(fit.words, fit.law.error),
+        stored_reciprocal=_rounds(scope, found),
+        floor=fit.floor,
+    )
+
+
+def _constants(scope: Scope, found: sources.Found) -> Iterator[tuple[str, np.ndarray]]:
+    for name in dict.fromkeys(name for node in found.nodes for name in node.input if name):
+        value = scope.constant(name)
+        if value is not None and value.dtype.kind == "f" and value.size:
+            yield name, value
+
+
+def _stored(scope: Scope, found: sources.Found, wanted: np.ndarray, neutral: np.ndarray) -> str | None:
+    """The name of a parameter of these values; empty where it has no effect, None where none is stored."""
+    if np.allclose(wanted, neutral, rtol=1e-5, atol=1e-9):
+        return ""
+    near = {"rtol": 1e-5, "atol": 1e-6 * float(np.max(np.abs(wanted)))}
+    alike = ((name, value) for name, value in _constants(scope, found) if value.size == wanted.size > 1)
+    return next((name for name, value in alike if np.allclose(value.ravel(), wanted.ravel(), **near)), None)
+
+
+def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
+    """eps as stored, and its type; as measured, where the file stores a multiple of it."""
+    measured = found.fit.eps
+    for name, value in _constants(scope, found):
+        stored = float(value.flat[0])
+        if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=1e-4):
+            return float(np.copysign(stored, measured)), scope.dtype(name)
+    return measured, scope.dtype(found.x) or TensorProto.FLOAT
+
+
+def _rounds(scope: Scope, found: sources.Found) -> bool:
+    """Whether a stored number other than eps, such as log(n), may be rounded."""
+    numbers = [float(value.flat[0]) for _, value in _constants(scope, found) if value.size == 1]
+    return any(not number.is_integer() and not isclose(number, found.fit.eps, rel_tol=1e-4) for number in numbers)
+
+
+def _squares(found: sources.Found) -> bool:
+    """Whether an operator squares x itself, so that the variance may be a difference of large numbers."""
+    products = (node for node in found.nodes if op(node) == "Mul")
+    powers = (node for node in found.nodes if op(node) in ("Pow", "ReduceSumSquare", "ReduceL2"))
+    return any(set(node.input) == {found.x} for node in products) or any(node.input[0] == found.x for node in powers)

@@ -1,0 +1,58 @@
+"""docs/runtimes.md, from the tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnx_export import runtimes
+
+PAGE = Path(__file__).parents[2] / "docs" / "runtimes.md"
+HEAD = """# What runtimes do with norms and recurrent operators
+
+{forms} small files, all valid by the standard, were run in {runtimes} runtimes and compared with float64.
+`make runtimes` (`tests/runtimes/measure.py`) runs them again, each runtime in an environment of its own with pinned
+packages, each file in a child process, and rewrites this page and the tables of `onnx_export/runtimes/`.
+`cnorm validate --runtime NAME` [reads them](validator.md#other-runtimes).
+
+A form is an operator with all defaults, in float32, with stored weights and a batch of 1, but for the traits that its
+row names: attributes that are not their defaults, optional inputs and outputs that are given (or "no B", which most
+nodes have), types, sizes, and magnitudes of the data. "decomposed" are norms in elementary operators, "export" the
+files that `onnx_export.export(..., portable=True)` writes of small models of presets.
+
+- **·** right, within a bound from the rounding errors of the type;
+- **no** refused with an error, or left unconverted by the runtime's own converter;
+- **ignores** the values are those of the file without these traits, or of the plain form;
+- **off** the largest error, where results are about 1;
+- **shape** the results have another shape;
+- **NaN** they are not finite.
+
+What a runtime did is no judgement of it: some of these forms are rare, and a refusal is an honest answer.
+{words}"""
+WORDS = {
+    "refuses": "no",
+    "right": "·",
+    "other shape": "shape",
+    "not finite": "NaN",
+}
+
+
+def page(sentences: dict[str, str]) -> str:
+    """The page; `sentences` say by runtime what no cell does."""
+    tables = [runtimes.table(name) for name in runtimes.names()]
+    seen = [{(each.operator, each.traits): each.outcome for each in table.observations} for table in tables]
+    forms = list(dict.fromkeys(form for outcomes in seen for form in outcomes))
+    sentences = {name: text for name, text in sentences.items() if name in runtimes.names()}
+    words = "".join(f"\n{name} {text}\n" for name, text in sorted(sentences.items()))
+    lines = [HEAD.format(forms=len(forms), runtimes=len(tables), words=words).rstrip("\n")]
+    heads = [f"{table.runtime} {table.version}" for table in tables]
+    for operator in dict.fromkeys(operator for operator, _ in forms):
+        lines += ["", f"## {operator}", "", f"| form | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+        for form in (form for form in forms if form[0] == operator):
+            cells = [_cell(outcomes.get(form, ""), form[1]) for outcomes in seen]
+            lines.append(f"| {', '.join(sorted(form[1])) or 'plain'} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(outcome: str, traits: frozenset[str]) -> str:
+    everything = f"ignores {', '.join(sorted(traits))}"
+    return "ignores" if outcome == everything else WORDS.get(outcome, outcome.replace("off by", "off"))
