@@ -42,8 +42,9 @@ def written_cell(trace, h: np.ndarray, old: Mapping[int, int]) -> Found | None:
     if key not in trace.cells:
         try:
             trace.cells[key] = _Reading(trace, h, old).cell()
-        except NoCellError:
+        except NoCellError as error:
             trace.cells[key] = None
+            trace.no_cells += [str(error)] if str(error) else []
     return trace.cells[key]
 
 
@@ -79,10 +80,14 @@ class _Reading:
             if not all(number in self.depends_set(new["c"]) for number in new["c"].tolist()):
                 return None
             self._walk(new["c"])
-        if len(self.leaves) not in ((4,) if c else (1, 3, 4)) or not (scope := self._scope()):
+        if len(self.leaves) not in ((4,) if c else (1, 3, 4)):
             return None
+        scope = self._scope()
         trial = next(_trials(self, old, new), None)
-        return None if trial is None else assembled(self, trial, scope, outer, old, new)
+        if trial is None:
+            count = f"the step of {self.units} units with {len(self.leaves)} pre-activations"
+            raise NoCellError(f"{count} is none of those that a CellSpec describes")
+        return assembled(self, trial, scope, outer, old, new)
 
     def depends_set(self, numbers) -> set[int]:
         return {number for number in numbers.tolist() if self.depends[number]}
@@ -215,25 +220,26 @@ class _Reading:
                 return Leaf(vector, form, offset, reset=ordered)
         return None
 
-    def _scope(self) -> str | None:
+    def _scope(self) -> str:
         """none, split or sum; the norms of what depends on x alone are found, as h decides whether there are any."""
         rows = [leaf.of_h and affine(self.trace, leaf.of_h.row, atoms=True) for leaf in self.leaves]
         kinds = {"sum" if any(n not in self.old_h for n in row.terms.tolist()) else "split" for row in rows if row}
         if not kinds:
             return "none"
         if len(kinds) > 1:
-            return None
+            raise NoCellError(
+                "the norms of some gates have the product of h alone, those of others the sum with that of x"
+            )
         result = kinds.pop()
         for at, leaf in enumerate(self.leaves):
-            if any(number in self.old_h for number in leaf.form.terms.tolist()):
-                return None
             free = np.array([n for n in leaf.form.terms.tolist() if not self.depends[n]], np.int64)
-            if result == "sum" and (len(free) or leaf.of_h is None):
-                return None
+            bare = any(number in self.old_h for number in leaf.form.terms.tolist())
+            if bare or (result == "sum" and (len(free) or leaf.of_h is None)):
+                raise NoCellError("the products of some gates are normalised, those of others not, or not all of a sum")
             if result == "split" and len(free):
                 one = normed(self.trace, free, leaf.form.columns(free))
                 if one is None:
-                    return None
+                    raise NoCellError("the product of h is normalised and that of x is not")
                 self.leaves[at] = Leaf(leaf.numbers, leaf.form, leaf.offset, leaf.of_h, one)
         return result
 
@@ -333,7 +339,7 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
                 pairs = [(made[0], h_new)] + ([(made[1], c_new)] if kind == "LSTM" else [])
                 if not all(_same(*pair) for pair in pairs):
                     continue
-                if kind == "GRU" and not _resets(reading, chosen, fields, gate, p, h, given + states):
+                if kind == "GRU" and not _resets(reading, chosen, named, p, h, given + states):
                     continue
                 yield kind, chosen, named, norm
 
@@ -342,7 +348,7 @@ def _same(a, b) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE))
 
 
-def _resets(reading, chosen, fields, gate, p, h, given) -> bool:
+def _resets(reading, chosen, fields, p, h, known) -> bool:
     """Whether the vector before the product of a reset before is r h, and there is none in other cells."""
     leaf = chosen["n"]
     if (leaf.reset is not None) != (fields["reset"] == "before") or any(
@@ -351,12 +357,12 @@ def _resets(reading, chosen, fields, gate, p, h, given) -> bool:
         return False
     if leaf.reset is None:
         return True
-    others = [pair for pair in given if pair[0] is not leaf.numbers]
+    others = [pair for pair in known if pair[0] is not leaf.numbers]
     try:
         values = evaluate(reading.trace, leaf.reset, others)
     except Unknown:
         return False
-    return _same(values, function_of(gate, fields.get("clip"))(p["r"]) * h)
+    return _same(values, function_of(fields["recurrent_activation"], fields.get("clip"))(p["r"]) * h)
 
 
 def _candidates(reading: _Reading, clips, has_c: bool):

@@ -118,6 +118,7 @@ class Chain:
             if any(one.tobytes() in links for one in missing):  # it is on the way here from the output
                 node = self.trace.owners(waiting[-1])[0].node
                 self.faults.append(f"{node}: its result depends on itself, and it is in no cell that cnorm reads")
+                self.faults += self.trace.no_cells
                 links[key] = None, []
                 continue
             if missing:

@@ -98,6 +98,7 @@ class Trace:
         self.faults: list[str] = []
         self.linear = 0  # linear functions that were expanded, see `affine.affine`
         self.cells: dict = {}  # that were searched, see `cells.written_cell`
+        self.no_cells: list[str] = []  # why what was searched is no cell
         self.sequences: list[np.ndarray] = []
         self.loops: list[np.ndarray] = []
         self.repeated: list[tuple[int, int, dict[int, int]]] = []
