@@ -4,8 +4,7 @@
 
 /* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If several products share the
  * broadcast, it becomes an instruction of its own: 10.7 instead of 16 multiply-adds a cycle on Zen 4 (2026-11-21), 1 to
- * 3 % faster on Cascade Lake (2026-11-28). Another index, which the compiler can't know to be equal, prevents the
- * sharing. */
+ * 3 % faster on Cascade Lake (2026-11-28). Another index, which the compiler can't know to be equal, prevents that. */
 #if VECTOR_BYTES == 64
 #define ANOTHER(index) __asm__("" : "+r"(index))
 #else
@@ -22,8 +21,8 @@ typedef struct product_call {
     ptrdiff_t z_stride;
 } product_call;
 
-/* a tile of a strip, whose columns are those from k on: z = W x + add, or its sum so far, for the rows of W from r
- * on that `width` vectors hold, and the `count` vectors x from `first` on; half, width and count are constants */
+/* a tile of the strip from column k on: z = W x + add, or its sum so far, for the rows of W from r on that `width`
+ * vectors hold, and the `count` vectors x from `first` on; half, width and count are constants */
 INLINE void product_tile(const product_call *call, int half, int width, int count, ptrdiff_t r, ptrdiff_t first,
                          ptrdiff_t k)
 {
