@@ -65,6 +65,7 @@ class Model:
     """
 
     unproven = False  # read from a file of another program, and not compared with it
+    window: int | None = None  # frames after which a stream is reset, of a file that takes as many in each call
 
     def __init__(self, layers: object, outputs: Sequence[str] = ()) -> None:
         self._layers = layers = chained(layers_of(layers))

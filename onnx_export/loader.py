@@ -91,7 +91,8 @@ def load(
     Warns
     -----
     UserWarning
-        If a call of the file is one step and keeps no state, which the model's stream carries.
+        If a call of the file is one step and keeps no state, which the model's stream carries; or a window of a fixed
+        number of frames, after which a stream has to be reset: `model.window` is this number.
 
     Raises
     ------
@@ -109,7 +110,7 @@ def load(
     found = imported(path, **given, check=check, **limits)
     if not isinstance(found, Imported):
         return found
-    if found.time_axis is None:
+    if found.time_axis is None or found.window:
         for note in found.notes:
             warnings.warn(f"{path}: {note}", stacklevel=2)
     return found.model
@@ -156,7 +157,7 @@ def received(
     if trouble or result.found is None:
         how = "a longer time is allowed by timeout=SECONDS, more memory by memory=BYTES"
         raise NotImported(f"{path}: {trouble} while {result.stage}", [how] if "limit" in trouble else [])
-    result.found.model.unproven = not check
+    result.found.model.unproven, result.found.model.window = not check, result.found.window
     return result
 
 

@@ -24,6 +24,16 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield f"{attribute.name}[{index}]", graph
 
 
+def names_read(graph: onnx.GraphProto) -> set[str]:
+    """Every name that a graph reads, its subgraphs included."""
+    names = {value.name for value in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for _, inner in subgraphs(node):
+            names |= names_read(inner)
+    return names
+
+
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph` and all its subgraphs, recursively."""
     pending = [graph]

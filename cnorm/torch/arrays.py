@@ -17,7 +17,8 @@ def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
         raise ValueError(f"{name} must be a CPU tensor, got one on {tensor.device}: cnorm computes on the CPU")
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise TypeError(f"{name} must have dtype {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+        got = str(tensor.dtype).removeprefix("torch.")
+        raise TypeError(f"{name} must have dtype {wanted}, got {got}: use float(), as torch.autocast does with inputs")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got one of layout {tensor.layout}: use to_dense()")
     plain = tensor.detach()  # of a tensor that outlives a transformation of torch.func the one inside

@@ -55,7 +55,7 @@ def in_types(model: onnx.ModelProto, kernels: Sequence[type[OpRun]] = KERNELS) -
     callable
         Of the inputs by name; gives the outputs by name, or whatever onnx's kernels raise for a malformed node.
     """
-    evaluator = ReferenceEvaluator(model, new_ops=list(kernels))
+    evaluator = ReferenceEvaluator(model, new_ops=[*KERNELS, *kernels])
 
     def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with np.errstate(all="ignore"):

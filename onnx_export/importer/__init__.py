@@ -2,7 +2,8 @@
 
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
 `dimensions.py` finds which axis counts frames, `frames.py` what mixes them and `shifts.py` what a stream can carry,
-`cells.py` and `activations.py` find what is written out, `chain.py` finds the steps and `joining.py` makes layers of
+`repeated.py` follows loops, `activations.py` and `cells.py` (by `affine.py`, `normed_rows.py`, `cell_parts.py` and the
+float64 values of `values.py`) find what is written out, `chain.py` finds the steps and `joining.py` makes layers of
 them, `interface.py` finds which inputs are states, `proof.py` compares with the file. All this happens in a child
 process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
 """
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Imported", "import_model"]
 
+# What quantize_dynamic makes of MatMul, Gemm, Conv, LSTM and Attention.
+ROUNDED = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -44,6 +48,8 @@ class Imported:
         The comparison of single steps; None without one (`check=False`, or a model that reads both directions).
     notes : tuple of str
         What a stream does otherwise than calls of the file.
+    window : int or None
+        Frames of each call, if the file takes a fixed number of them from its initial state.
     file : FileRun or None
         The file itself, to run beside the model; None where it was read in another process.
     """
@@ -55,6 +61,7 @@ class Imported:
     time_axis: int | None
     report: ParityReport | None
     notes: tuple[str, ...] = ()
+    window: int | None = None
     file: FileRun | None = None
 
 
@@ -69,13 +76,17 @@ def import_model(
 
     from onnx_export.importer.elements import Cannot
     from onnx_export.importer.interface import plan
+    from onnx_export.importer.layouts import steps_first
     from onnx_export.importer.proof import FileRun, prove
+    from onnx_export.importer.proposals import proposals
     from onnx_export.nodes import drop_omitted
     from onnx_export.ort import CannotRun
 
     stage("finding the layers")
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
+    _refuse_rounded(onnx_model)
+    steps_first(onnx_model)
     drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
     try:
         found = plan(onnx_model, **given)
@@ -84,7 +95,11 @@ def import_model(
             raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
         if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
             raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
-    except (NotImported, MemoryError):
+    except NotImported as error:
+        mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
+        more = [] if mixed else proposals(onnx_model, given, plan)
+        raise NotImported(error.summary, [*error.reasons, *more]) from None
+    except MemoryError:
         raise
     except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
         raise NotImported(f"no model can be made of it: {error}") from None
@@ -99,7 +114,21 @@ def import_model(
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*_notes(model, found, file), *_left_out(onnx_model, found))
-    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, file)
+    window = file.steps if found.time_axis is not None and not found.states else None
+    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+
+
+def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
+    """Refuse a file whose products are rounded by what each frame holds."""
+    from onnx_export.nodes import all_graphs
+
+    nodes = [node for graph in all_graphs(onnx_model.graph) for node in graph.node if node.op_type in ROUNDED]
+    if nodes:
+        raise NotImported(
+            "it is a file of onnxruntime's quantize_dynamic, whose integer products have no layer here:",
+            [f"{nodes[0].op_type} {nodes[0].name or nodes[0].output[0]!r} and {len(nodes) - 1} more nodes of its kind",
+             "import the file that it was made of; with --weights int8 (Model.with_weights) its matrices are rounded"],
+        )  # fmt: skip
 
 
 def _left_out(onnx_model, found) -> tuple[str, ...]:
@@ -112,8 +141,8 @@ def _left_out(onnx_model, found) -> tuple[str, ...]:
 def _notes(model: Model, found, file) -> tuple[str, ...]:
     """What the owner of the file may not expect of a stream."""
     if found.time_axis is not None:
-        window = f"a call of the file takes {file.steps} frames from its initial state: reset the stream as often"
-        return (window,) if file.steps else ()
+        begin = f"a call of the file takes {file.steps} frames from its initial state"
+        return (f"{begin}: reset the stream every {file.steps} frames",) if file.steps and not found.states else ()
     if all(cell.old for cell in found.chain.cells):
         return ()
     largest = max(

@@ -1,284 +1,388 @@
-"""Find a step of an LSTM, GRU or RNN that a graph writes out in primitive operators.
+"""Read a recurrent cell from what its elements compute.
 
-The gates are told apart by what is done with them, not by their order or names: in c' = f c + i g, h' = o tanh(c') the
-factor of the old state is the forget gate. Their pre-activations are linear in the input and in the old state, however
-they are written: one product or eight, split or sliced, with one bias or two. `affine` brings them into one form.
+The maximal affine groups of elements, and layer norms of them, that feed the new states are the cell's pre-activations.
+Whatever is between them and the new states is a function of a few vectors; it is evaluated in float64 on random
+vectors and compared with the steps that `CellSpec` can say, for each assignment of the gates. What agrees is the cell,
+however it is written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from cnorm.cells.functions import OF_CELLS, function_of_cell
-from onnx_export.importer.elements import Block, Cannot
+from onnx_export.importer.affine import Affine, affine
+from onnx_export.importer.cell_parts import Found, Leaf, NoCellError, assembled
+from onnx_export.importer.normed_rows import Normed, normed
+from onnx_export.importer.values import Unknown, evaluate
+from onnx_export.laws.cells import function_of, step
+from onnx_export.laws.functions import GRID, found
 
-__all__ = ["Affine", "affine", "written_cell"]
+__all__ = ["Found", "written_cell"]
 
-MAX_LINEAR = 20_000  # calls of `affine` for one trace: each sum of two makes two more
-
-
-@dataclass(frozen=True, eq=False)
-class Affine:
-    """Elements as weight [n, terms] times the elements `terms`, plus bias [n]."""
-
-    terms: np.ndarray
-    weight: np.ndarray
-    bias: np.ndarray
-
-    def columns(self, keep) -> np.ndarray:
-        """The weights of the terms `keep` (numbers), in their order; 0 where a term is missing."""
-        place = {number: at for at, number in enumerate(self.terms.tolist())}
-        found = [place.get(number, -1) for number in np.ravel(keep).tolist()]
-        return np.concatenate([self.weight, np.zeros((len(self.weight), 1))], axis=1)[:, found]
+MAX_VECTORS = 96  # between the pre-activations and the new states
+MAX_LEAVES = 4
+MAX_NEAR = 32  # elements between the argument of a function and its value
+MAX_TRIALS = 4_000
+PROBES = 6
+TOLERANCE = 1e-7  # relative, of float64 steps whose weights and eps are those of the file
 
 
-def affine(trace, numbers: np.ndarray) -> Affine | None:
-    """Elements as a linear function of others, through sums, constant factors and products; None if they are not."""
-    numbers = np.ravel(numbers)
-    trace.linear += 1
-    if trace.linear > MAX_LINEAR:
-        raise Cannot(f"its sums and products are nested so that more than {MAX_LINEAR} parts would be expanded")
-    owners = trace.owners(numbers)
-    parts = [(block, (numbers >= block.first) & (numbers < block.first + block.size)) for block in owners]
-    found = [_affine_of(trace, block, numbers[inside] - block.first) for block, inside in parts]
-    if any(part is None for part in found):
-        return None
-    if len(found) == 1:
-        return found[0]
-    terms = np.array(list(dict.fromkeys(np.concatenate([part.terms for part in found]).tolist())), np.int64)
-    weight, bias = np.zeros((len(numbers), len(terms))), np.zeros(len(numbers))
-    for (_, inside), part in zip(parts, found, strict=True):
-        weight[inside], bias[inside] = part.columns(terms), part.bias
-    return Affine(terms, weight, bias)
-
-
-def _affine_of(trace, block: Block, at: np.ndarray) -> Affine | None:
-    """Elements `at` of one block."""
-    if block.op == "product":
-        operand, weight = block.operands[0], block.constants["weight"]
-        rows, columns = np.divmod(at, len(weight))
-        if (rows != rows[0]).any():
-            return None
-        kept = [trace.owner(int(number)).op != "constant" for number in operand[rows[0]]]
-        if not all(kept):
-            return None
-        terms, places = np.unique(operand[rows[0]], return_inverse=True)
-        order = np.argsort([np.flatnonzero(places == place)[0] for place in range(len(terms))])
-        summed = np.zeros((len(at), len(terms)))
-        np.add.at(summed, (slice(None), places), weight[columns].astype(np.float64))
-        return Affine(terms[order], summed[:, order], np.zeros(len(at)))
-    if block.op == "conv":
-        return _affine_of_windows(trace, block, at)
-    if block.op in ("scale", "shift"):
-        inner = affine(trace, block.operands[0][at, 0])
-        if inner is None:
-            return None
-        if block.op == "shift":
-            return Affine(inner.terms, inner.weight, inner.bias + block.constants["offset"][at])
-        factor = block.constants["factor"][at]
-        return Affine(inner.terms, inner.weight * factor[:, None], inner.bias * factor)
-    if block.op in ("add", "subtract"):
-        a, b = (affine(trace, operand[at, 0]) for operand in block.operands)
-        if a is None or b is None:
-            return None
-        sign = -1.0 if block.op == "subtract" else 1.0
-        terms = np.array(list(dict.fromkeys([*a.terms.tolist(), *b.terms.tolist()])), np.int64)
-        return Affine(terms, a.columns(terms) + sign * b.columns(terms), a.bias + sign * b.bias)
-    return None
-
-
-def _affine_of_windows(trace, block: Block, at: np.ndarray) -> Affine | None:
-    """Elements of a convolution at one place; None for several, whose layer is a convolution."""
-    weight, groups = block.constants["weight"], block.constants["options"]["groups"]
-    outputs, places = np.divmod(at, block.size // len(weight))
-    if (places != places[0]).any():
-        return None
-    windows = block.operands[0][places[0] * groups + outputs // (len(weight) // groups)]
-    known = {one.first for one in trace.owners(windows) if one.op == "constant"}
-    terms, columns = np.unique(windows, return_inverse=True)
-    summed = np.zeros((len(at), len(terms)))
-    np.add.at(
-        summed, (np.arange(len(at))[:, None], columns.reshape(windows.shape)), weight[outputs].reshape(len(at), -1)
-    )
-    padding = np.array([trace.owner(number).first in known for number in terms.tolist()])
-    if any(trace.owner(number).constants["value"].any() for number in terms[padding].tolist()):
-        return None
-    return Affine(terms[~padding], summed[:, ~padding], np.zeros(len(at)))
-
-
-def _block_of(trace, numbers: np.ndarray, *ops: str) -> tuple[Block, np.ndarray] | None:
-    """The one block, of one of some operations, that computes all of some elements, and which elements of it."""
-    owners = trace.owners(np.ravel(numbers))
-    if len(owners) != 1 or owners[0].op not in ops:
-        return None
-    return owners[0], np.ravel(numbers) - owners[0].first
-
-
-def _operands(trace, numbers, *ops: str) -> list[np.ndarray]:
-    """The operands of elements that are all of one block of these operations; empty for others."""
-    found = _block_of(trace, numbers, *ops)
-    return [operand[found[1], 0] for operand in found[0].operands] if found else []
-
-
-def _orders(pair: list[np.ndarray]):
-    return [tuple(pair), tuple(reversed(pair))] if len(pair) == 2 else []
-
-
-def _function(trace, numbers) -> tuple[str | tuple | None, np.ndarray | None]:
-    """The function of a spec that makes elements, and what it is applied to; (None, None) for others."""
-    found = _block_of(trace, numbers, *OF_CELLS)
-    if not found:
-        return None, None
-    block, at = found
-    return function_of_cell((block.op, *block.constants.values()), block.node), block.operands[0][at, 0]
-
-
-def _gates(trace, parts) -> tuple[str | tuple, list[Affine]] | None:
-    """The one function of all gates, and their pre-activations; None where they differ or are not linear."""
-    found = [_function(trace, part) for part in parts]
-    functions = {function for function, _ in found}
-    if len(functions) != 1 or functions <= {None, "tanh"}:  # cnorm's cells have no gates of tanh
-        return None
-    linear = [affine(trace, before) for _, before in found]
-    return None if any(one is None for one in linear) else (functions.pop(), linear)
-
-
-def written_cell(trace, h: np.ndarray, old: dict[int, int]):
-    """The cell whose output is `h` (numbers), or None.
-
-    Parameters
-    ----------
-    trace : Trace
-    h : ndarray of int64
-    old : dict of int to int
-        For each element of a new state, that of the old one.
-
-    Returns
-    -------
-    tuple or None
-        Kind, numbers of the input's elements, of the old h and c (None), of the new c (None), and the weights, in the
-        layout of the preset that `chain.py` names; for a GRU whether it resets after the product.
-    """
+def written_cell(trace, h: np.ndarray, old: Mapping[int, int]) -> Found | None:
+    """The cell whose output is `h` (numbers); `old` has for each element of a new state that of the old one."""
     h = np.ravel(h)
     if any(number not in old for number in h.tolist()):
         return None
-    before = np.array([old[number] for number in h.tolist()], np.int64)
-    return _lstm(trace, h, before, old) or _gru(trace, h, before) or _rnn(trace, h, before)
+    key = h.tobytes(), frozenset(old.items())
+    if key not in trace.cells:
+        try:
+            trace.cells[key] = _Reading(trace, h, old).cell()
+        except NoCellError as error:
+            trace.cells[key] = None
+            trace.no_cells += [str(error)] if str(error) else []
+    return trace.cells[key]
 
 
-def _split(gates: list[Affine], h: np.ndarray):
-    """x, W [gates, units, inputs], R [gates, units, units], b [gates, units] of gates that read x and h."""
-    inside = set(h.tolist())
-    x = list(dict.fromkeys(number for gate in gates for number in gate.terms.tolist() if number not in inside))
-    w = np.stack([gate.columns(x) for gate in gates])
-    return np.array(x, np.int64), w, np.stack([gate.columns(h) for gate in gates]), np.stack([g.bias for g in gates])
+class _Reading:
+    """One search for the cell of some elements."""
 
+    def __init__(self, trace, h, old):
+        self.trace, self.h = trace, h
+        self.before = np.array([old[number] for number in h.tolist()], np.int64)
+        self.new_of = {before: new for new, before in old.items()}
+        self.old_h = set(self.before.tolist())
+        self.depends = _depending(trace, self.before)
+        own = [o for o, new in self.new_of.items() if new < len(self.depends) and self.depends[new]]
+        self.depends = _depending(trace, np.array(own, np.int64))
+        self.vectors: list[np.ndarray] = []
+        self.leaves: list[Leaf] = []
+        self.norms: list[tuple[np.ndarray, Normed]] = []
+        self.states: list[np.ndarray] = []
+        self.constants: dict[str, set[float]] = {"clip": set()}
 
-def _lstm(trace, h, before, old):
-    for o, squashed in _orders(_operands(trace, h, "multiply")):
-        function, c = _function(trace, squashed)
-        if c is None or any(number not in old for number in c.tolist()):
-            continue
-        c_before = np.array([old[number] for number in c.tolist()], np.int64)
-        for kept, added in _orders(_operands(trace, c, "add")):
-            f = [a for a, b in _orders(_operands(trace, kept, "multiply")) if (b == c_before).all()]
-            for i, g in _orders(_operands(trace, added, "multiply")):
-                gates, (same, inner) = _gates(trace, (i, o, *f[:1])), _function(trace, g)
-                if not f or not gates or same != function or (candidate := affine(trace, inner)) is None:
+    # ------------------------------------------------------------------ the vectors of the cell
+
+    def cell(self) -> Found | None:
+        core, outer = self._unwrapped(self.h)
+        self.core, self.units = core, len(core)
+        self._walk(core)
+        c = [vector for vector in self.states if not np.array_equal(vector, self.before)]
+        if len(c) > 1 or not self.leaves or any(len(leaf.numbers) != self.units for leaf in self.leaves):
+            return None
+        old, new = {"h": self.before}, {"h": self.h}
+        if c:
+            old["c"], new["c"] = c[0], np.array([self.new_of[number] for number in c[0].tolist()], np.int64)
+            if not all(number in self.depends_set(new["c"]) for number in new["c"].tolist()):
+                return None
+            self._walk(new["c"])
+        if len(self.leaves) not in ((4,) if c else (1, 3, 4)):
+            return None
+        scope = self._scope()
+        trial = next(_trials(self, old, new), None)
+        if trial is None:
+            count = f"the step of {self.units} units with {len(self.leaves)} pre-activations"
+            raise NoCellError(f"{count} is none of those that a CellSpec describes")
+        return assembled(self, trial, scope, outer, old, new)
+
+    def depends_set(self, numbers) -> set[int]:
+        return {number for number in numbers.tolist() if self.depends[number]}
+
+    def _unwrapped(self, h):
+        """The vector o tanh(c), or the like, inside zoneout and a projection, and these as fields and parts."""
+        outer: dict = {}
+        for _ in range(4):
+            owners = self.trace.owners(h)
+            if len(owners) == 1 and owners[0].op == "clip":
+                inner = owners[0].operands[0][h - owners[0].first, 0]
+                form = affine(self.trace, inner, atoms=True)
+                if not _is_dense(form):
+                    break
+                outer["projection_clip"], h = float(owners[0].constants["hi"]), inner
+                continue
+            form = affine(self.trace, h, atoms=True)
+            if form is None or not len(form.terms):
+                break
+            of_h = np.array([number in self.old_h for number in form.terms.tolist()])
+            if of_h.any() and "zoneout" not in outer and not of_h.all():
+                kept = form.columns(self.before)
+                if len(kept) != len(self.before) or not np.allclose(kept, kept[0, 0] * np.eye(len(kept)), atol=1e-12):
+                    break
+                if not 0 < kept[0, 0] < 1:
+                    break
+                outer["zoneout"] = float(str(np.float32(kept[0, 0])))
+                form = Affine(form.terms[~of_h], form.weight[:, ~of_h] / (1 - float(kept[0, 0])), form.bias)
+            elif of_h.any():
+                break
+            if not all(self.depends[number] for number in form.terms.tolist()):
+                break
+            if _is_dense(form):
+                if self.trace.owners(form.terms)[0].op != "multiply" or len(self.trace.owners(form.terms)) > 1:
+                    break
+                outer["weight_p"], outer["bias_p"] = form.weight, form.bias
+                return form.terms, outer
+            if len(form.terms) != len(h) or not np.allclose(form.weight.max(1), 1, rtol=1e-6):
+                break
+            if np.array_equal(form.terms, h):
+                break
+            h = form.terms[form.weight.argmax(1)]
+        return h, outer
+
+    def _walk(self, start) -> None:
+        """Collect the vectors behind a new state, up to the pre-activations and the old states."""
+        waiting = [np.ravel(start)]
+        seen = {vector.tobytes() for vector in (*self.vectors, *(leaf.numbers for leaf in self.leaves))}
+        while waiting:
+            vector = waiting.pop()
+            if vector.tobytes() in seen or not len(vector):
+                continue
+            seen.add(vector.tobytes())
+            if all(number in self.new_of and self.depends[number] for number in vector.tolist()):
+                if not any(np.array_equal(vector, state) for state in self.states):
+                    self.states.append(vector)
+                continue
+            if (leaf := self._leaf(vector)) is not None:
+                self.leaves.append(leaf)
+                if len(self.leaves) > MAX_LEAVES:
+                    raise NoCellError
+                waiting += [] if leaf.reset is None else [leaf.reset]
+                continue
+            self.vectors.append(vector)
+            if len(self.vectors) > MAX_VECTORS:
+                raise NoCellError
+            waiting += reversed(self._operands(vector))
+
+    def _operands(self, vector) -> list[np.ndarray]:
+        result = []
+        for block in self.trace.owners(vector):
+            at = vector[(vector >= block.first) & (vector < block.first + block.size)] - block.first
+            if block.op == "constant" or not block.operands:
+                continue
+            if block.op == "clip":
+                self.constants["clip"].add(float(block.constants["hi"]))
+            rows = at // (block.size // len(block.operands[0]))
+            for operand in block.operands:
+                if operand.shape[1] == 1:
+                    result.append(operand[rows, 0])
+                else:
+                    result += [operand[row] for row in np.unique(rows)[:8]]
+        return result
+
+    def _leaf(self, vector) -> Leaf | None:
+        if len(vector) != self.units:
+            return None
+        form = affine(self.trace, vector, atoms=True)
+        if form is None or not len(form.terms):
+            return None
+        offset = self._offset(vector)
+        terms = form.terms.tolist()
+        inner = np.array([number for number in terms if self.depends[number] and number not in self.old_h], np.int64)
+        if not len(inner):
+            of_h = [number for number in terms if number in self.old_h]
+            if len(of_h) == len(terms) and not _is_dense(form):
+                return None  # the old state itself, scaled
+            return Leaf(vector, form, offset)
+        if any(number in self.old_h for number in terms):
+            return None
+        weight = form.columns(inner)
+        if one := normed(self.trace, inner, weight):
+            row = affine(self.trace, one.row, atoms=True)
+            if row and all(number in self.old_h or not self.depends[number] for number in row.terms.tolist()):
+                return Leaf(vector, form, offset, of_h=one)
+            self.norms.append((vector, replace(one, bias=one.bias + form.bias)))
+            return None
+        if _is_dense(Affine(inner, weight, form.bias)) and len(inner) == len(self.before):
+            return self._reset_leaf(vector, form, offset, inner)
+        return None
+
+    def _offset(self, vector) -> float:
+        owners = self.trace.owners(vector)
+        if len(owners) != 1 or owners[0].op != "shift":
+            return 0.0
+        offset = owners[0].constants["offset"][vector - owners[0].first]
+        inside = affine(self.trace, owners[0].operands[0][vector - owners[0].first, 0], atoms=True)
+        return float(offset[0]) if (offset == offset[0]).all() and inside is not None else 0.0
+
+    def _reset_leaf(self, vector, form, offset, inner) -> Leaf | None:
+        owners = self.trace.owners(inner)
+        if len(owners) != 1 or owners[0].op != "multiply":
+            return None
+        place = {number: at for at, number in enumerate(self.before.tolist())}
+        for operand in owners[0].operands:
+            old = operand[inner - owners[0].first, 0].tolist()
+            if set(old) == set(place):
+                ordered = inner[np.argsort([place[number] for number in old])]
+                self._reset = ordered
+                return Leaf(vector, form, offset, reset=ordered)
+        return None
+
+    def _scope(self) -> str:
+        """none, split or sum; the norms of what depends on x alone are found, as h decides whether there are any."""
+        rows = [leaf.of_h and affine(self.trace, leaf.of_h.row, atoms=True) for leaf in self.leaves]
+        kinds = {"sum" if any(n not in self.old_h for n in row.terms.tolist()) else "split" for row in rows if row}
+        if not kinds:
+            return "none"
+        if len(kinds) > 1:
+            raise NoCellError(
+                "the norms of some gates have the product of h alone, those of others the sum with that of x"
+            )
+        result = kinds.pop()
+        for at, leaf in enumerate(self.leaves):
+            free = np.array([n for n in leaf.form.terms.tolist() if not self.depends[n]], np.int64)
+            bare = any(number in self.old_h for number in leaf.form.terms.tolist())
+            if bare or (result == "sum" and (len(free) or leaf.of_h is None)):
+                raise NoCellError("the products of some gates are normalised, those of others not, or not all of a sum")
+            if result == "split" and len(free):
+                one = normed(self.trace, free, leaf.form.columns(free))
+                if one is None:
+                    raise NoCellError("the product of h is normalised and that of x is not")
+                self.leaves[at] = Leaf(leaf.numbers, leaf.form, leaf.offset, leaf.of_h, one)
+        return result
+
+    # ------------------------------------------------------------------ the functions between
+
+    def functions(self) -> list[str | tuple]:
+        """The functions of one element that are anywhere between the pre-activations and the new states."""
+        vectors = [vector for vector in self.vectors if len(vector) == self.units]
+        known = {int(each[0]) for each in (*(leaf.numbers for leaf in self.leaves), *vectors)}
+        named: list = []
+        for vector in vectors:
+            for inner in known.intersection(self._only_inputs(int(vector[0]))):
+                try:
+                    values = evaluate(self.trace, vector[:1], [(np.array([inner]), GRID[:, None])])[:, 0]
+                except Unknown:
                     continue
-                x, w, r, b = _split([*gates[1], candidate], before)
-                functions = {"recurrent_activation": gates[0], "activation": function}
-                return "LSTM", x, (before, c_before), c, {"x": w, "h": r, "b": b, "functions": functions}, False
-    return None
+                function = found(values)
+                if function and function[0] in OF_CELLS and np.isfinite(function[1]).all():
+                    one = function_of_cell((function[0], *function[1]), "function")
+                    if one not in named:
+                        named.append(one)
+        return named
+
+    def _only_inputs(self, number: int) -> list[int]:
+        """The elements near one of which alone it is a function, each of the next."""
+        heap, result = [-number], []
+        for _ in range(MAX_NEAR):
+            if not heap or len(heap) > MAX_NEAR:
+                break
+            top = -heapq.heappop(heap)
+            if not heap and top != number:
+                result.append(top)
+            block = self.trace.owner(top)
+            if not block.operands:  # of the frame or a state
+                break
+            row = (top - block.first) // (block.size // len(block.operands[0]))
+            inner = {int(n) for operand in block.operands for n in operand[row] if -n not in heap}
+            for each in inner:
+                if self.trace.owner(each).op != "constant":
+                    heapq.heappush(heap, -each)
+        return result
 
 
-def _gru(trace, h, before):
-    """h' = (1 - z) n + z h in its writings, with the reset gate before or after the product."""
-    for z, n in _interpolations(trace, h, before):
-        function, inner = _function(trace, n)
-        for candidate in (_reset_after, _reset_before) if function else ():
-            if found := candidate(trace, inner, before, z):
-                found[4]["functions"]["activation"] = function
-                return found
-    return None
+def _is_dense(form: Affine | None) -> bool:
+    """Whether an output reads several terms, as that of a product does."""
+    return form is not None and len(form.terms) > 0 and bool(((form.weight != 0).sum(1) > 1).any())
 
 
-def _interpolations(trace, h, before):
-    """Pairs (z, n) with h = (1 - z) n + z before."""
-    for a, b in _orders(_operands(trace, h, "add")):
-        for z, other in _orders(_operands(trace, a, "multiply")):
-            if (other == before).all():
-                for one, n in _orders(_operands(trace, b, "multiply")):
-                    if _is_complement(trace, one, z):
-                        yield z, n
-            found = _operands(trace, other, "subtract")  # z (h - n) + n
-            if found and (found[0] == before).all() and (found[1] == b).all():
-                yield z, b
+def _depending(trace, numbers) -> np.ndarray:
+    """For each element whether it depends on one of some elements."""
+    depends = np.zeros(trace._next, bool)
+    depends[numbers] = True
+    for block in trace.blocks:
+        if not block.operands:
+            continue
+        width = block.size // len(block.operands[0])
+        rows = np.zeros(len(block.operands[0]), bool)
+        for operand in block.operands:
+            if len(operand) == len(rows):
+                rows |= depends[operand].any(1)
+            else:
+                rows |= depends[operand].any()
+        depends[block.first : block.first + block.size] |= np.repeat(rows, width)[: block.size]
+    return depends
 
 
-def _is_complement(trace, one, z) -> bool:
-    """Whether `one` is 1 - z."""
-    found = _block_of(trace, one, "shift")
-    if not found or not (found[0].constants["offset"][found[1]] == 1).all():
+def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Normed | None]]:
+    """Kind, the leaves by gate, fields and the norm of c, of each cell that agrees."""
+    rng = np.random.default_rng(0)
+    leaves, functions = reading.leaves, reading.functions()
+    clips = [None, *sorted(reading.constants["clip"])]
+    shape = (PROBES, reading.units)
+    given = [(leaf.numbers, rng.standard_normal(shape) * 2) for leaf in leaves]
+    reach = 3 * max(reading.constants["clip"], default=1.0)  # beyond every limit
+    size = np.where(np.arange(PROBES) % 2, min(reach, 1e3), 2.0)[:, None]
+    h, c = rng.standard_normal((PROBES, len(reading.before))), rng.standard_normal(shape) * size
+    states = [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
+    wanted = np.concatenate([reading.core, *([new["c"]] if "c" in new else [])])
+    try:
+        values = evaluate(reading.trace, wanted, given + states)
+    except Unknown:
+        return
+    h_new, c_new = values[:, : reading.units], values[:, reading.units :]
+    count = 0
+    for kind, gates, fields, norm in _candidates(reading, clips, "c" in old):
+        for state, gate in itertools.product(functions, functions if kind != "RNN" else ["sigmoid"]):
+            if kind != "RNN" and gate == "tanh":
+                continue
+            for order in itertools.permutations(range(len(leaves)), len(gates)):
+                count += 1
+                if count > MAX_TRIALS:
+                    return
+                p = {name: given[at][1] for name, at in zip(gates, order, strict=True)}
+                chosen = {name: leaves[at] for name, at in zip(gates, order, strict=True)}
+                named = fields | {"activation": state} | ({} if kind == "RNN" else {"recurrent_activation": gate})
+                made = step(kind, p, h, c, named, norm and norm.of)
+                pairs = [(made[0], h_new)] + ([(made[1], c_new)] if kind == "LSTM" else [])
+                if not all(_same(*pair) for pair in pairs):
+                    continue
+                if kind == "GRU" and not _resets(reading, chosen, named, p, h, given + states):
+                    continue
+                yield kind, chosen, named, norm
+
+
+def _same(a, b) -> bool:
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE))
+
+
+def _resets(reading, chosen, fields, p, h, known) -> bool:
+    """Whether the vector before the product of a reset before is r h, and there is none in other cells."""
+    leaf = chosen["n"]
+    if (leaf.reset is not None) != (fields["reset"] == "before") or any(
+        one.reset is not None for name, one in chosen.items() if name != "n"
+    ):
         return False
-    scaled = _block_of(trace, found[0].operands[0][found[1], 0], "scale")
-    return bool(
-        scaled
-        and (scaled[0].constants["factor"][scaled[1]] == -1).all()
-        and (scaled[0].operands[0][scaled[1], 0] == z).all()
-    )
+    if leaf.reset is None:
+        return True
+    others = [pair for pair in known if pair[0] is not leaf.numbers]
+    try:
+        values = evaluate(reading.trace, leaf.reset, others)
+    except Unknown:
+        return False
+    return _same(values, function_of(fields["recurrent_activation"], fields.get("clip"))(p["r"]) * h)
 
 
-def _reset_after(trace, inner, before, z):
-    """n = tanh(W x + b + r (R h + b'))."""
-    for plain, reset in _orders(_operands(trace, inner, "add")):
-        for r, product in _orders(_operands(trace, reset, "multiply")):
-            gates, n_x, n_h = _gates(trace, (z, r)), affine(trace, plain), affine(trace, product)
-            if not gates or n_x is None or n_h is None or set(n_h.terms.tolist()) - set(before.tolist()):
-                continue
-            x, w, recurrent, b = _split([*gates[1], n_x], before)
-            if recurrent[2].any():
-                continue
-            recurrent[2] = n_h.columns(before)
-            functions = {"recurrent_activation": gates[0]}
-            weights = {"x": w, "h": recurrent, "b": b, "b_h": n_h.bias, "functions": functions}
-            return "GRU", x, (before, None), None, weights, True
-    return None
-
-
-def _reset_before(trace, inner, before, z):
-    """n = tanh(W x + b + R (r h))."""
-    whole = affine(trace, inner)
-    if whole is None:
-        return None
-    products = [number for number in whole.terms.tolist() if trace.owner(number).op == "multiply"]
-    for r, other in _orders(_operands(trace, np.array(products, np.int64), "multiply")) if products else []:
-        order = [np.flatnonzero(other == number) for number in before.tolist()]
-        if len(products) != len(before) or any(len(at) != 1 for at in order):
-            continue
-        order = np.concatenate(order)
-        gates = _gates(trace, (z, r[order]))
-        if not gates:
-            continue
-        n_h = whole.columns(np.array(products, np.int64)[order])
-        rest = [number for number in whole.terms.tolist() if number not in set(products)]
-        n_x = Affine(np.array(rest, np.int64), whole.columns(rest), whole.bias)
-        x, w, recurrent, b = _split([*gates[1], n_x], before)
-        if recurrent[2].any():
-            continue
-        recurrent[2] = n_h
-        weights = {"x": w, "h": recurrent, "b": b, "functions": {"recurrent_activation": gates[0]}}
-        return "GRU", x, (before, None), None, weights, False
-    return None
-
-
-def _rnn(trace, h, before):
-    function, inner = _function(trace, h)
-    gate = None if inner is None else affine(trace, inner)
-    if gate is None:
-        return None
-    x, w, r, b = _split([gate], before)
-    weights = {"x": w, "h": r, "b": b, "functions": {"activation": function}}
-    return ("RNN", x, (before, None), None, weights, False) if r.any() else None
+def _candidates(reading: _Reading, clips, has_c: bool):
+    """Kind, gates, fields and norm of the cells that may have this many pre-activations."""
+    leaves = len(reading.leaves)
+    for clip in clips:
+        clipped = {} if clip is None else {"clip": clip}
+        if has_c and leaves == 4:
+            for cell_clip in clips:
+                of_c = {} if cell_clip is None else {"cell_clip": cell_clip}
+                for norm, place in [
+                    (None, "none"),
+                    *itertools.product((n for _, n in reading.norms), ("output", "carry")),
+                ]:
+                    if norm is None or len(norm.row) == reading.units:
+                        yield "LSTM", "fiog", clipped | of_c | {"cell_norm": place}, norm
+        elif not has_c and leaves in (3, 4):
+            for reset, update in itertools.product(
+                ["candidate", "before"] if leaves == 3 else ["after"], ("keep", "new")
+            ):
+                yield "GRU", "zrn" if leaves == 3 else "zrnm", clipped | {"reset": reset, "update": update}, None
+        elif not has_c and leaves == 1:
+            yield "RNN", "a", clipped, None

@@ -11,8 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 import cnorm
+from cnorm.cells.specs import GATES
 from onnx_export.importer.activations import activation
-from onnx_export.importer.cells import affine, written_cell
+from onnx_export.importer.affine import affine
+from onnx_export.importer.cells import Found, written_cell
 from onnx_export.importer.convolutions import Lags, in_frame, over_time
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
@@ -116,6 +118,7 @@ class Chain:
             if any(one.tobytes() in links for one in missing):  # it is on the way here from the output
                 node = self.trace.owners(waiting[-1])[0].node
                 self.faults.append(f"{node}: its result depends on itself, and it is in no cell that cnorm reads")
+                self.faults += self.trace.no_cells
                 links[key] = None, []
                 continue
             if missing:
@@ -234,7 +237,7 @@ class Chain:
         reason = f"no layer computes {op.replace('_', ' ')}"
         if op == "integer":
             reason = "it makes integers of elements of the frame"
-        elif op == "carried":
+        elif op in ("carried", "repeated"):
             reason = "it carries from step to step what no cell does"
         elif op == "divide":
             reason = "it divides two results that depend on the frame"
@@ -296,11 +299,8 @@ class Chain:
         if nodes and np.array_equal(numbers, np.concatenate([block.numbers for block in nodes])):
             return self._node_cell(nodes)
         if len(owners) == 1 and (found := written_cell(self.trace, numbers, self.old)):
-            kind, x, (h, c), new_c, weights, after = found
-            layer = _layer_of(kind, weights, after)
-            states = {"h": numbers} | ({} if c is None else {"c": new_c})
-            cell = Cell(states, {"h": h} | ({} if c is None else {"c": c}))
-            return (lambda to: to.cell(layer, cell)), [x]
+            layer, cell = _layer_of(found), Cell(found.new, found.old)
+            return (lambda to: to.cell(layer, cell)), [found.x]
         return None
 
     def _node_cell(self, nodes: list[Block]) -> tuple[Link, list[np.ndarray]]:
@@ -333,17 +333,39 @@ class Chain:
         return (kind, weights, replace(cnorm.PRESETS[kind, preset], **constants["functions"])), Cell(new, old)
 
 
-def _layer_of(kind: str, weights: dict, after: bool):
-    """Kind, tensors and preset of a written cell, whose gates are in the order of ONNX."""
-    stacked = {name: np.asarray(weights[name], np.float32) for name in ("x", "h", "b")}
-    units = stacked["h"].shape[1]
-    recurrent = np.zeros((len(stacked["b"]), units), np.float32)
-    if "b_h" in weights:
-        recurrent[2] = weights["b_h"]
+def _layer_of(found: Found):
+    """Kind, tensors, spec and eps of a written cell, whose gates are in the order of the kernels."""
+    gates = GATES[found.kind]
+    parts = {name: np.asarray(array, np.float32) for name, array in found.parts.items()}
+    if found.fields["scope"] == "none" and not {"gain_c", "weight_p", "bias_p"} & parts.keys():
+        return _plain_layer(found, parts)
+    tensors, triples = {}, []
+    for name, array in parts.items():
+        rows = f"{len(gates)}H" if len(gates) > 1 else "H"
+        shape = {"weight_x": f"{rows} I", "weight_h": f"{rows} P" if "weight_p" in parts else f"{rows} H"}
+        shape |= {"weight_p": "P H", "bias_p": "P", "bias_n": "H", "gain_c": "H", "bias_c": "H"}
+        meaning = "bias_h[n]" if name == "bias_n" else name
+        triples.append((name, shape.get(name, rows), meaning))
+        tensors[name] = array if name in ("weight_p",) else array.reshape(-1, *array.shape[2:])
+        if name in ("bias_p", "bias_n", "gain_c", "bias_c"):
+            tensors[name] = array
+    spec = cnorm.CellSpec(
+        found.kind, "written", "written out in an ONNX file", gates, tuple(triples), eps=found.eps, **found.fields
+    )
+    return found.kind, tensors, spec
+
+
+def _plain_layer(found: Found, parts):
+    """A cell without norms or projection, under the names of ONNX' operators."""
+    preset = cnorm.PRESETS[found.kind, "onnx_linear_before_reset" if found.fields.get("reset") == "after" else "onnx"]
+    at = [GATES[found.kind].index(gate) for gate in preset.gates]
+    bias_h = np.zeros_like(parts["bias"])
+    if "bias_n" in parts:
+        bias_h[2] = parts["bias_n"]
+    order = {name: array[at] for name, array in parts.items() if array.ndim > 1}
     tensors = {
-        "W": stacked["x"].reshape(1, -1, stacked["x"].shape[2]),
-        "R": stacked["h"].reshape(1, -1, units),
-        "B": np.concatenate([stacked["b"].ravel(), recurrent.ravel()])[None],
+        "W": order["weight_x"].reshape(1, -1, order["weight_x"].shape[-1]),
+        "R": order["weight_h"].reshape(1, -1, order["weight_h"].shape[-1]),
+        "B": np.concatenate([order["bias"].ravel(), bias_h[at].ravel()])[None],
     }
-    spec = cnorm.PRESETS[kind, "onnx_linear_before_reset" if after else "onnx"]
-    return kind, tensors, replace(spec, **weights["functions"])
+    return found.kind, tensors, replace(preset, **found.fields)

@@ -15,6 +15,7 @@ returns its outputs. The blocks that they add have these operations:
     NAME         a function of each element: "sigmoid", "tanh", "relu", ...; its parameters are constants
     carried      what a Loop carries to a step, see `loops.py`
     LSTM, GRU, RNN, state   a step of a cell: its output, and the other state of an LSTM
+    carried      a state of a Scan or Loop behind its first step, of what the step before gave
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 
 import cnorm
-from onnx_export.importer.cells import Affine
+from onnx_export.importer.affine import Affine
 from onnx_export.importer.elements import Block
 from onnx_export.importer.joining import Cell
 from onnx_export.importer.shifts import Shifts

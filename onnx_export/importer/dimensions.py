@@ -45,9 +45,10 @@ def frames_of(model, varying, constants, dims) -> dict:
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
     try:
-        limits = thresholds(model, Trace(model, shapes, constants, rows=True))
+        trace = Trace(model, shapes, constants, rows=True)
     except Cannot as error:
         raise NotImported(str(error)) from None
+    limits = thresholds(model, trace)
     reach = max(limits, default=0)
     length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -59,7 +60,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             continue
         results = {name: found.trace.values.get(name) for name in names}
         shifts = None
-        if not found.trace.faults and not fields["time_axes"]:
+        if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
             found, shifts = _shifts(model, shapes, constants, axes, found)
             results = {name: found.trace.values.get(name) for name in names}
         if (found.moves or shifts) and not fields["time_axes"]:
@@ -82,7 +83,7 @@ def frames_of(model, varying, constants, dims) -> dict:
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
     if not fields["time_axes"]:
-        fields |= _fixed_steps(model, shapes, constants)
+        fields |= _fixed_steps(model, shapes, trace)
     return fields
 
 
@@ -128,17 +129,12 @@ def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
     return found
 
 
-def _fixed_steps(model, shapes, constants) -> dict:
+def _fixed_steps(model, shapes, trace: Trace) -> dict:
     """The axis of fixed size along which a recurrent operator's steps are."""
-    names = [value.name for value in model.graph.output]
-    try:
-        trace = Trace(model, shapes, constants, rows=True)
-    except Cannot:
-        return {}
     for name, shape in shapes.items():
         for axis, size in enumerate(shape):
             if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
-                results = {n: trace.values.get(n) for n in names}
+                results = {value.name: trace.values.get(value.name) for value in model.graph.output}
                 shifts = None
                 if not trace.faults and (found.mixed or trace.loops):
                     shifts = _linked(model, found, {name: axis}, fixed=True)

@@ -102,7 +102,7 @@ class Reach:
     def _through(self, block: Block) -> None:
         at = slice(block.first, block.first + block.size)
         carried = block.op in CELLS and block.first in self.trace.unrolled
-        for operand in block.operands[: 0 if block.op == "carried" else 1 if carried else None]:
+        for operand in block.operands[: 0 if block.op in ("carried", "repeated") else 1 if carried else None]:
             row = rows_of(block, len(operand))
             self.first[at] = np.minimum(self.first[at], self.first[operand].min(axis=1)[row])
             self.last[at] = np.maximum(self.last[at], self.last[operand].max(axis=1)[row])
@@ -221,7 +221,7 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             for names in (node.input, node.output)
         )
         changed, data = _changed(pairs), pairs[:1] if node.op_type in MOVING - {"Concat"} else pairs
-        if node.op_type in CELLS:
+        if node.op_type in (*CELLS, "Loop"):
             data = [pair for pair in data if not _is_length(pair, one, more)]
         frames = any(isinstance(a, Elements) for a, _ in data)
         if _is_table(node, pairs) or (frames and any(not _repeats(a, b) for a, b in _changed(data))):

@@ -30,7 +30,11 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
 
-INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
+INTEGERS = {
+    TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
+    TensorProto.UINT8: np.uint8, TensorProto.UINT16: np.uint16, TensorProto.UINT32: np.uint32,
+    TensorProto.UINT64: np.uint64,
+}  # fmt: skip
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
@@ -173,6 +177,8 @@ def plan(
         whole = _whole(model, read, dims)
         if whole.steps > 1:
             read, trace = whole, Trace(model, whole.shapes, whole.constants)
+            if trace.repeated:
+                raise NotImported("a Loop takes a stored number of steps: export it for any number, or as a Scan")
             plans = list(_plans(model, trace, read, states, frames))
     written = [] if read.shifts else unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)
@@ -276,6 +282,9 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
             xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
             ys = {name: _of_last(known[name], xs[0], trace, inputs, name) for name in ys}
         chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys, inputs.shifts)
+        ends = {begin: end for *_, each in trace.repeated for begin, end in each.items()}
+        if any(ends.get(before, new) != new for new, before in old.items()):
+            chain.faults.append("an output gives a state of a loop back changed")
         if inputs.time_axes and len(chosen) > 1:
             chain.faults.append(f"{_names(inputs.time_axes)} runs over steps, so it must be all of x: {_names(chosen)}")
         _check_states(chain, trace, known, pairs, names)
@@ -395,6 +404,8 @@ def _assignments(trace: Trace, inputs: Inputs, outputs, states, frames):
         rest = [name for name in inputs.shapes if name not in chosen and name not in states]
         for pairs in _pairings(rest, free, sizes):
             others = [name for name in free if name not in pairs.values()]
+            if not others:  # a cell by itself: a state is the result as well
+                yield from ((chosen, (name,), dict(states) | pairs) for name in (dict(states) | pairs).values())
             for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
                 yield chosen, names, dict(states) | pairs
 

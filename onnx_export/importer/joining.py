@@ -196,10 +196,11 @@ class Joined:
         if self._weight is not None or self._eps is not None:
             self._flush()
         if self._index is not None:
-            whole = weights["W"].astype(np.float64)
+            name = "W" if "W" in weights else "weight_x"
+            whole = weights[name].astype(np.float64)
             rows, old = whole.reshape(-1, whole.shape[-1]), self._offset
             wide, extra = self._absorbed(rows, np.zeros(len(rows)))
-            weights = weights | {"W": wide.reshape(*whole.shape[:-1], -1).astype(np.float32)}
+            weights = weights | {name: wide.reshape(*whole.shape[:-1], -1).astype(np.float32)}
             if old.any():
                 given = np.array(weights.get("B", np.zeros((1, 2 * len(rows)))), np.float64)
                 given.reshape(-1)[: len(rows)] += extra

@@ -30,8 +30,7 @@ def recurrent(kind: str) -> Callable:
         if p is not None and np.any(p):
             raise Cannot("it has peepholes (input P), which the preset onnx has not")
         node_cell = _checked_attributes(kind, attributes)
-        layout = attributes.get("layout", 0)
-        steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
+        steps = x.numbers
         if lengths is not None and (np.asarray(lengths) != len(steps)).any():
             raise Cannot(f"its sequence_lens are not the {len(steps)} steps of its input")
         if len(steps) > MAX_STEPS:
@@ -40,7 +39,7 @@ def recurrent(kind: str) -> Callable:
         rows = steps.shape[1]
         if rows != 1 and not trace.rows:
             raise Cannot(f"it takes {rows} rows at once, wanted 1")
-        h, c = (_initial(trace, node, value, layout, (np.shape(r)[0], rows, np.shape(r)[2])) for value in (h, c))
+        h, c = (_initial(trace, node, value, (np.shape(r)[0], rows, np.shape(r)[2])) for value in (h, c))
         ways = []
         for i, direction in enumerate(node_cell.directions):
             weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
@@ -48,7 +47,7 @@ def recurrent(kind: str) -> Callable:
             cell |= {"reset_after": node_cell.linear_before_reset, "functions": _functions(node_cell, i)}
             each = [_way(trace, node, kind, steps[:, j], cell | {"start": (h[i, j], c[i, j])}) for j in range(rows)]
             ways.append([np.stack(parts, axis=-2) for parts in zip(*each, strict=True)])
-        return _outputs(ways, kind, layout)
+        return _outputs(ways, kind)
 
     return apply
 
@@ -101,21 +100,16 @@ def _way(trace, node, kind: str, steps, cell):
     return np.stack(made[::-1] if cell["backward"] else made), h, c
 
 
-def _outputs(ways, kind: str, layout: int) -> list[Elements]:
+def _outputs(ways, kind: str) -> list[Elements]:
     """Y, Y_h and Y_c of a recurrent operator, from those of its directions, [steps, rows, units] and [rows, units]."""
     y = np.stack([way[0] for way in ways], axis=1)  # [steps, directions, rows, units]
     last = [np.stack([way[at] for way in ways]) for at in ((1, 2) if kind == "LSTM" else (1,))]
-    if layout:
-        y, last = y.transpose(2, 0, 1, 3), [state.transpose(1, 0, 2) for state in last]
     return [Elements(y), *map(Elements, last)]
 
 
-def _initial(trace, node, value, layout, shape):
+def _initial(trace, node, value, shape):
     """Numbers of an initial state of a shape [directions, rows, units]; zeros where it is absent."""
-    if value is None:
-        value, layout = np.zeros(shape, np.float32), 0
-    numbers = trace.lift(value, node).numbers
-    numbers = numbers.transpose(1, 0, 2) if layout else numbers
+    numbers = trace.lift(np.zeros(shape, np.float32) if value is None else value, node).numbers
     if numbers.shape != shape:
         raise Cannot(f"its initial state has shape {list(numbers.shape)}, wanted {list(shape)}")
     return numbers

@@ -23,7 +23,8 @@ from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
 from onnx_export.importer.loops import unroll
-from onnx_export.nodes import subgraphs
+from onnx_export.importer.repeated import REPEATING, faults_of_loops
+from onnx_export.nodes import names_read, subgraphs
 
 __all__ = ["Trace", "describe"]
 
@@ -69,7 +70,9 @@ class Trace:
     blocks : list of Block
     values : dict of str to Elements or ndarray
     sequences : list of ndarray
-        The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size].
+        The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size]; of a Scan or Loop what its steps make.
+    repeated : list of (int, int, dict of int to int)
+        For each Scan or Loop its first block, the one behind its last, and for elements of its first states the last.
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
     loops : list of ndarray
@@ -93,15 +96,19 @@ class Trace:
         self.taken: dict[tuple[str, ...], str] = {}
         self._around: tuple[str, ...] = ()
         self.faults: list[str] = []
-        self.linear = 0  # linear functions that were expanded, see `cells.affine`
+        self.linear = 0  # linear functions that were expanded, see `affine.affine`
+        self.cells: dict = {}  # that were searched, see `cells.written_cell`
+        self.no_cells: list[str] = []  # why what was searched is no cell
         self.sequences: list[np.ndarray] = []
         self.loops: list[np.ndarray] = []
+        self.repeated: list[tuple[int, int, dict[int, int]]] = []
         self.unrolled: dict[int, int] = {}
         self.values: dict[str, Elements | np.ndarray] = {"": None}
         self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         self.values |= constants
         self.values |= {name: self.add("input", name, shape) for name, shape in shapes.items()}
         self._run(model.graph)
+        self.faults += faults_of_loops(self)
 
     # ------------------------------------------------------------------ elements
 
@@ -178,7 +185,7 @@ class Trace:
         reason = ""
         if node.domain not in ("", "ai.onnx"):
             reason = "an operator of another domain"
-        elif node.op_type not in MOVING | SHAPES | COMPUTING.keys():
+        elif node.op_type not in MOVING | SHAPES | COMPUTING.keys() | REPEATING.keys():
             reason = "no layer computes this"
         elif (
             node.op_type == "Conv"
@@ -207,15 +214,17 @@ class Trace:
             return self._evaluate(node, [np.empty(np.shape(inputs[0]), np.int8)])
         if node.op_type == "If":
             return self._branch(node, inputs[0])
-        if node.op_type == "Loop":
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "Loop" and not any(isinstance(value, Elements) for value in inputs):
             return unroll(self, self._run, node, inputs)
+        if node.op_type in REPEATING:
+            return REPEATING[node.op_type](self, describe(node), attributes, inputs, len(node.output))
         if not any(isinstance(value, Elements) for value in inputs):
             return self._evaluate(node, inputs)
         if node.op_type in MOVING and not (node.op_type == "Gather" and not isinstance(inputs[0], Elements)):
             return self._moved(node, inputs)
         if node.op_type not in COMPUTING:
             raise Cannot("no layer computes this")
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         return COMPUTING[node.op_type](self, describe(node), attributes, inputs, len(node.output))
 
     def _branch(self, node: onnx.NodeProto, condition) -> list:
@@ -223,14 +232,22 @@ class Trace:
             raise Cannot("its condition depends on the frame")
         name = "then_branch" if np.asarray(condition).item() else "else_branch"
         graph = next(attribute.g for attribute in node.attribute if attribute.name == name)
-        self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         outside, self._around = self._around, (*self._around, node.output[0])
         self.taken[self._around] = name
-        self._run(graph)
+        results = self.of_subgraph(graph, [])
         self._around = outside
-        if any(value.name not in self.values for value in graph.output):
-            return []  # behind a node of the branch that could not be traced
-        return [self.values[value.name] for value in graph.output]
+        return results
+
+    def of_subgraph(self, graph: onnx.GraphProto, inputs) -> list:
+        """The outputs of a subgraph; none if a node of it could not be traced."""
+        for node in graph.node:  # it may have run before
+            for name in node.output:
+                self.values.pop(name, None) if name else None
+        self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        self.values |= {value.name: given for value, given in zip(graph.input, inputs, strict=True)}
+        self._run(graph)
+        names = [value.name for value in graph.output]
+        return [self.values[name] for name in names] if all(name in self.values for name in names) else []
 
     def _moved(self, node: onnx.NodeProto, inputs: list) -> list:
         """Run a node that moves elements on their numbers."""
@@ -309,15 +326,5 @@ def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         if wanted.intersection(node.output):
             kept.append(node)
             wanted.update(node.input)
-            wanted.update(name for _, inner in subgraphs(node) for name in _read(inner))
+            wanted.update(name for _, inner in subgraphs(node) for name in names_read(inner))
     return kept[::-1]
-
-
-def _read(graph: onnx.GraphProto) -> set[str]:
-    """Every name that a subgraph reads."""
-    names = {value.name for value in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for _, inner in subgraphs(node):
-            names |= _read(inner)
-    return names

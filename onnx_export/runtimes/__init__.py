@@ -73,7 +73,7 @@ class Table:
         The fault of a form does not hold where a form of more of the node's traits was seen to be right.
         """
         own = [each for each in self.observations if each.operator == operator and each.fixed <= traits]
-        right = [each.traits for each in own if each.outcome == RIGHT]
+        right = [each.traits for each in own if each.outcome == RIGHT and each.traits <= traits]
         wrong = [each for each in own if each.outcome != RIGHT]
         wrong = [each for each in wrong if not any(each.traits < other for other in right)]
         return [each for each in wrong if not any(other.traits < each.traits for other in wrong)]

@@ -24,7 +24,7 @@ def traits_of(node: onnx.NodeProto, scope) -> Traits:
     node : onnx.NodeProto
     scope
         The graph around it: `constant(name)`, `shape(name)`, `dtype(name)` and `opsets`, as those of
-        `onnx_export.graph.scope.Scope`.
+        `graph.scope.Scope`.
 
     Returns
     -------

@@ -8,25 +8,25 @@ from math import isclose
 import numpy as np
 from onnx import TensorProto
 
-from onnx_export import laws
 from onnx_export.graph.scope import Scope, op
+from onnx_export.laws import sources
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.norm import NearMiss, Norm
 
 _FORMULAS = {"layer": LAYER, "rms": RMS}
 
 
-def unexplained(scope: Scope, found: list[Norm], work: laws.Work) -> Iterator[Norm]:
+def unexplained(scope: Scope, found: list[Norm], work: sources.Work) -> Iterator[Norm]:
     """Norms and near misses of a graph around reductions that belong to none of those found already."""
     explained = {id(node) for norm in found for node in norm.nodes}
-    for each in laws.norms(scope, explained, work):
+    for each in sources.norms(scope, explained, work):
         if not any(id(node) in explained for node in each.nodes):
             norm = _described(scope, each)
             if norm is not None:
                 yield norm
 
 
-def _described(scope: Scope, found: laws.Found) -> Norm | None:
+def _described(scope: Scope, found: sources.Found) -> Norm | None:
     """The norm with its parameters by name; None if the file does not store those measured, or for a doubtful law."""
     fit = found.fit
     if fit.words and not (fit.law.invariant and fit.factor is not None):
@@ -37,7 +37,7 @@ def _described(scope: Scope, found: laws.Found) -> Norm | None:
     if scale is None or bias is None:
         return None
     eps, eps_dtype = _eps(scope, found)
-    statistic = next(node for node in found.nodes if laws.reduces(node))
+    statistic = next(node for node in found.nodes if sources.reduces(node))
     return Norm(
         scope=scope,
         nodes=list(found.nodes),
@@ -57,14 +57,14 @@ def _described(scope: Scope, found: laws.Found) -> Norm | None:
     )
 
 
-def _constants(scope: Scope, found: laws.Found) -> Iterator[tuple[str, np.ndarray]]:
+def _constants(scope: Scope, found: sources.Found) -> Iterator[tuple[str, np.ndarray]]:
     for name in dict.fromkeys(name for node in found.nodes for name in node.input if name):
         value = scope.constant(name)
         if value is not None and value.dtype.kind == "f" and value.size:
             yield name, value
 
 
-def _stored(scope: Scope, found: laws.Found, wanted: np.ndarray, neutral: np.ndarray) -> str | None:
+def _stored(scope: Scope, found: sources.Found, wanted: np.ndarray, neutral: np.ndarray) -> str | None:
     """The name of a parameter of these values; empty where it has no effect, None where none is stored."""
     if np.allclose(wanted, neutral, rtol=1e-5, atol=1e-9):
         return ""
@@ -73,7 +73,7 @@ def _stored(scope: Scope, found: laws.Found, wanted: np.ndarray, neutral: np.nda
     return next((name for name, value in alike if np.allclose(value.ravel(), wanted.ravel(), **near)), None)
 
 
-def _eps(scope: Scope, found: laws.Found) -> tuple[float, int]:
+def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
     """eps as stored, and its type; as measured, where the file stores a multiple of it."""
     measured = found.fit.eps
     for name, value in _constants(scope, found):
@@ -83,13 +83,13 @@ def _eps(scope: Scope, found: laws.Found) -> tuple[float, int]:
     return measured, scope.dtype(found.x) or TensorProto.FLOAT
 
 
-def _rounds(scope: Scope, found: laws.Found) -> bool:
+def _rounds(scope: Scope, found: sources.Found) -> bool:
     """Whether a stored number other than eps, such as log(n), may be rounded."""
     numbers = [float(value.flat[0]) for _, value in _constants(scope, found) if value.size == 1]
     return any(not number.is_integer() and not isclose(number, found.fit.eps, rel_tol=1e-4) for number in numbers)
 
 
-def _squares(found: laws.Found) -> bool:
+def _squares(found: sources.Found) -> bool:
     """Whether an operator squares x itself, so that the variance may be a difference of large numbers."""
     products = (node for node in found.nodes if op(node) == "Mul")
     powers = (node for node in found.nodes if op(node) in ("Pow", "ReduceSumSquare", "ReduceL2"))

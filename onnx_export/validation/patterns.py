@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from onnx_export.graph.scope import Scope, attribute, scopes
-from onnx_export.laws import Work
+from onnx_export.laws.sources import Work
 from onnx_export.operators import operator_of
 from onnx_export.validation import by_law
 from onnx_export.validation.decomposed import Matcher

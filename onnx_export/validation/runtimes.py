@@ -82,8 +82,8 @@ def _known(table: Table, subject: Subject, level: str) -> Iterator[Finding]:
         if not fault.traits <= subject.traits:
             yield Finding("note", "runtime-data", message, subject.name)
         else:
-            code = "runtime-refuses" if fault.outcome == "refuses" else "runtime-differs"
-            yield Finding(level, code, message, subject.name)
+            refused = fault.outcome == "refuses"
+            yield Finding(level, "runtime-refuses" if refused else "runtime-differs", message, subject.name)
     if not faults and not table.covers(subject.operator, subject.traits):
         yield Finding(
             "note", "runtime-untried", f"{table.runtime} {table.version} was not tried with {subject}", subject.name

@@ -1,10 +1,10 @@
-/* Products of a packed matrix with several vectors, by the sums of matvec.inl.h: the same bits for each vector. The sums
- * of a tile, TILE_VECTORS of rows and TILE_STREAMS vectors x, stay in registers. A strip of weights, TILE_INPUTS columns
- * of a tile, stays in L1 while all x pass; z then holds the sums so far. */
+/* Products of a packed matrix with several vectors, by the sums of matvec.inl.h: the same bits for each vector. The
+ * sums of a tile, TILE_VECTORS of rows and TILE_STREAMS vectors x, stay in registers. A strip of weights, TILE_INPUTS
+ * columns of a tile, stays in L1 while all x pass; z then holds the sums so far. */
 
 /* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If several products share the
- * broadcast, it becomes an instruction of its own: 10.7 instead of 16 multiply-adds a cycle on Zen 4 (2026-11-21), 1 to 3 %
- * faster on Cascade Lake (2026-11-28). Another index, which the compiler can't know to be equal, prevents the sharing. */
+ * broadcast, it becomes an instruction of its own: 10.7 instead of 16 multiply-adds a cycle on Zen 4 (2026-11-21), 1 to
+ * 3 % faster on Cascade Lake (2026-11-28). Another index, which the compiler can't know to be equal, prevents that. */
 #if VECTOR_BYTES == 64
 #define ANOTHER(index) __asm__("" : "+r"(index))
 #else
@@ -21,14 +21,15 @@ typedef struct product_call {
     ptrdiff_t z_stride;
 } product_call;
 
-/* a tile of a strip, whose columns are those from k to `end`: z = W x + add, or its sum so far, for the rows of W from r
- * on that `width` vectors hold, and the `count` vectors x from `first` on; half, width and count are constants */
+/* a tile of the strip from column k on: z = W x + add, or its sum so far, for the rows of W from r on that `width`
+ * vectors hold, and the `count` vectors x from `first` on; half, width and count are constants */
 INLINE void product_tile(const product_call *call, int half, int width, int count, ptrdiff_t r, ptrdiff_t first,
-                         ptrdiff_t k, ptrdiff_t end)
+                         ptrdiff_t k)
 {
     enum { PER = PANEL / VL_F32, LINES = 128 }; /* vectors of a panel; bytes of each of the next strip's to prefetch */
     const int sums = width * count, item = half ? (int)sizeof(uint16_t) : (int)sizeof(float);
     const ptrdiff_t cols = call->w->cols, panel = cols * PANEL, z_stride = call->z_stride;
+    const ptrdiff_t end = cols - k < TILE_INPUTS ? cols : k + TILE_INPUTS;
     ptrdiff_t at = r / PANEL * panel + r % PANEL + k * PANEL;
     const char *strip = (const char *)call->w->panels + at * item;
     ptrdiff_t ahead = TILE_INPUTS * PANEL * item + first / TILE_STREAMS * (TILE_INPUTS / BLOCK * LINES);
@@ -68,16 +69,14 @@ INLINE ptrdiff_t product_tiles(const product_call *call, int half, int width, pt
 {
     const ptrdiff_t cols = call->w->cols;
     for (; r + width * VL_F32 <= used_rows(call->w); r += width * VL_F32)
-        for (ptrdiff_t k = 0, end; k < cols; k = end) {
-            end = cols - k < TILE_INPUTS ? cols : k + TILE_INPUTS;
+        for (ptrdiff_t k = 0; k < cols; k += TILE_INPUTS)
             for (ptrdiff_t s = 0, count; s < call->n; s += count) {
                 const ptrdiff_t left = call->n - s; /* never 1 */
                 count = left <= TILE_STREAMS ? left : left == TILE_STREAMS + 1 ? left - 2 : TILE_STREAMS;
-                if (count == 2) product_tile(call, half, width, 2, r, s, k, end);
-                else if (count == 3) product_tile(call, half, width, 3, r, s, k, end);
-                else if (TILE_STREAMS == 4) product_tile(call, half, width, TILE_STREAMS, r, s, k, end);
+                if (count == 2) product_tile(call, half, width, 2, r, s, k);
+                else if (count == 3) product_tile(call, half, width, 3, r, s, k);
+                else if (TILE_STREAMS == 4) product_tile(call, half, width, TILE_STREAMS, r, s, k);
             }
-        }
     return r;
 }
 

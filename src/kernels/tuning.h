@@ -28,9 +28,9 @@ enum {
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
-/* Products of several vectors (matmul.inl.h). With AVX2, 64 vectors: 78 to 83 % of the peak of FMA on Cascade Lake, 58 to
- * 75 % by tiles of 2 x 4 without TILE_INPUTS; with AVX-512 69 to 79 instead of 54 to 63 %; 4 x 6 and 2 x 8 are no faster for
- * 64 vectors and slower for few (64->256 to 512->2048, 2026-11-28). NEON was not measured. */
+/* Products of several vectors (matmul.inl.h). 64 vectors, 64->256 to 512->2048, in parts of the peak of FMA on Cascade
+ * Lake: 77 to 83 % with AVX2, 59 to 76 % by tiles of 2 x 4 without strips; 71 to 80 instead of 51 to 69 % with AVX-512
+ * (2026-11-28). NEON was not measured. */
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
 enum { REGISTERS = 32, TILE_VECTORS = 4, TILE_STREAMS = 4 };
 #elif VECTOR_BYTES == 32

@@ -113,6 +113,7 @@ def test_a_loop_over_a_window_is_a_cell(kind, every, tmp_path, rng):
     assert [layer.kind for layer in found.model.layers] == [kind, kind, "Linear"]
     assert found.time_axis == 1
     assert "takes 7 frames" in found.notes[0]
+    assert found.window == 7
     x = rng.standard_normal((STEPS, SIZE)).astype(np.float32)
     theirs = found.file.run(x)
     np.testing.assert_allclose(found.model.run(x)[-len(theirs) :], theirs, rtol=1e-5, atol=1e-6)

@@ -40,7 +40,7 @@ def page(sentences: dict[str, str]) -> str:
     """The page; `sentences` say by runtime what no cell does."""
     tables = [runtimes.table(name) for name in runtimes.names()]
     seen = [{(each.operator, each.traits): each.outcome for each in table.observations} for table in tables]
-    forms = list(dict.fromkeys(form for outcomes in seen for form in outcomes))
+    forms = list(dict.fromkeys(form for outcomes in sorted(seen, key=len, reverse=True) for form in outcomes))
     sentences = {name: text for name, text in sentences.items() if name in runtimes.names()}
     words = "".join(f"\n{name} {text}\n" for name, text in sorted(sentences.items()))
     lines = [HEAD.format(forms=len(forms), runtimes=len(tables), words=words).rstrip("\n")]

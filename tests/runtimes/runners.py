@@ -32,7 +32,8 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {}
 def runtime(*pins: str, without: tuple[str, ...] = ()):
     """Register a runtime with its packages, the first of which has its version; "npm:" for those of Node.
 
-    It is not run on files of the operators `without`, where it does not survive all of them.
+    It is not run on files of the operators or with the traits `without`: it does not survive all of them, or what it
+    gives does not depend on the file alone, or its Python package takes no such input.
     """
 
     def register(function):
@@ -105,7 +106,7 @@ def opencv():
     return run
 
 
-@runtime("mnn==3.6.1", without=RECURRENT)
+@runtime("mnn==3.6.1", without=(*RECURRENT, "If", "scale of another shape"))
 def mnn():
     import _tools  # the converter; the command mnnconvert also installs a package that reports its use to the vendor
     import MNN
@@ -124,7 +125,7 @@ def mnn():
     return run
 
 
-@runtime("ncnn==1.0.20261020", "pnnx==20261020", "numpy==2.4.6", "--no-deps", without=(*RECURRENT, "export"))
+@runtime("ncnn==1.0.20261020", "pnnx==20261020", "numpy==2.4.6", "--no-deps", without=(*RECURRENT, "export", "If"))
 def ncnn():
     import ncnn as engine
 
@@ -148,7 +149,7 @@ def ncnn():
                 raise RuntimeError("ncnn does not load it")
             with net.create_extractor() as extractor:
                 for place, (value, batch) in enumerate(zip(feeds.values(), batches, strict=True)):
-                    extractor.input(f"in{place}", engine.Mat(value, batch_index=batch).clone())
+                    extractor.input(f"in{place}", engine.Mat(_single(value), batch_index=batch).clone())
                 found = []
                 for place, batch in enumerate(returned):
                     code, result = extractor.extract(f"out{place}")
@@ -218,6 +219,11 @@ def _array(told):
     return np.frombuffer(base64.b64decode(told["data"]), told["type"]).reshape(told["shape"])
 
 
+def _single(value):
+    """float32 of a half type."""
+    return value.astype(np.float32) if value.dtype == np.float16 else value
+
+
 def _command(*words, environment=None):
     """Run a converter; what it says where it fails is the refusal."""
     done = subprocess.run(
@@ -233,11 +239,16 @@ def _command(*words, environment=None):
 # ------------------------------------------------------------------------------------------------ a whole folder
 
 
+def left_out(name: str, traits: list[str]) -> bool:
+    """Whether a form, its operator among its traits, is not run there."""
+    return any(trait in LEFT_OUT[name] for trait in traits)
+
+
 def run_folder(name: str, folder: Path) -> None:
     """Run every file NUMBER.onnx with the inputs of NUMBER.npz, and write NAME.json: what became of each."""
     run, told = RUNTIMES[name](), {}
     for path in sorted(folder.glob("*.onnx")):
-        if json.loads(path.with_suffix(".json").read_text())["operator"] not in LEFT_OUT[name]:
+        if not left_out(name, json.loads(path.with_suffix(".json").read_text())["traits"]):
             told[path.stem] = _in_child(run, path, folder / f"{path.stem}.{name}.npz")
     (folder / f"{name}.json").write_text(json.dumps(told, indent=1))
 

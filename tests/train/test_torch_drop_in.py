@@ -4,6 +4,7 @@ The samples are those of torch.testing._internal.common_modules, which needs the
 compared with float64: norms within the bounds of tolerances.py, cells within those of autodiff.py.
 """
 
+import copy
 import inspect
 
 import autodiff
@@ -210,7 +211,7 @@ def parts_of(result):
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def checked_sample(ours, theirs, x, hx, training):
+def checked_sample(ours, theirs, x, hx):
     """One call of both modules, forward and backward, against the reference and its bounds."""
     single, sequence = x.ndim == (2 if hasattr(ours, "num_layers") else 1), hasattr(ours, "num_layers")
     first = sequence and ours.batch_first and not single
@@ -256,7 +257,7 @@ def test_samples_of_cells():
     for ours, theirs, training, given, call in seen:
         ours, theirs = made(ours, theirs, training, given, preset="torch")
         hx = call.args[1] if len(call.args) > 1 else call.kwargs.get("hx")
-        checked_sample(ours, theirs, call.args[0], hx, training)
+        checked_sample(ours, theirs, call.args[0], hx)
     assert len(seen) >= 14
 
 
@@ -266,9 +267,8 @@ def test_samples_of_sequence_modules(kind):
     seen = samples(kind)
     for ours, theirs, training, given, call in seen:
         ours, theirs = made(ours, theirs, training, given, preset="torch")
-        if ours.dropout == 0 or not training:
-            hx = call.args[1] if len(call.args) > 1 else call.kwargs.get("hx")
-            checked_sample(ours, theirs, call.args[0], hx, training)
+        hx = call.args[1] if len(call.args) > 1 else call.kwargs.get("hx")
+        checked_sample(ours, theirs, call.args[0], hx)
     assert len(seen) >= 32
 
 
@@ -465,3 +465,9 @@ def test_rms_norm_without_eps_takes_that_of_the_dtype():
     for given in (x, x.double()):
         module = ct.RMSNorm(5, dtype=given.dtype)
         torch.testing.assert_close(module(given), torch.nn.RMSNorm(5, dtype=given.dtype)(given))
+
+
+@pytest.mark.parametrize("made", [ct.LSTM(4, 6, preset="torch"), ct.GRUCell(4, 6, preset="torch"), ct.LayerNorm(4)])
+def test_a_module_in_another_dtype_names_the_remedy(made):
+    with pytest.raises(TypeError, match=r"weight.* must have dtype float32.*, got bfloat16: use float\(\), as"):
+        copy.deepcopy(made).bfloat16()(torch.zeros(3, 4))

@@ -10,8 +10,10 @@ import pytest
 from corpus import archive
 from writings import Writing
 
-from onnx_export import laws, operators
+from onnx_export import operators
 from onnx_export.graph.scope import inline, scopes, with_shapes
+from onnx_export.laws.fit import what_norm
+from onnx_export.laws.sources import norms
 from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import settle_references, sort_nodes
 from onnx_export.validation.patterns import find
@@ -38,7 +40,7 @@ AGREED = {
 
 
 def by_law(model):
-    found = [each.fit for scope in scopes(with_shapes(inline(model))) for each in laws.norms(scope)]
+    found = [each.fit for scope in scopes(with_shapes(inline(model))) for each in norms(scope)]
     return sorted((bool(each.words), each.law.formula) for each in found)
 
 
@@ -94,7 +96,7 @@ def read(data):
 
 
 def by_rows(function, shape=(4, 16)):
-    return laws.what_norm(lambda xs: list(map(function, xs)), shape)
+    return what_norm(lambda xs: list(map(function, xs)), shape)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6, 1e-5, 1e-3])

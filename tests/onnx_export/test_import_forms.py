@@ -1,0 +1,132 @@
+"""`load` of the same networks in other forms: rows first, frames as rows, narrow ids; and of rounded files."""
+
+import numpy as np
+import onnx
+import pytest
+from graphs import imported, node, normal, saved
+from onnx import TensorProto
+
+import onnx_export
+
+SIZE, UNITS, TOKENS = 4, 6, 9
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def cell_weights(rng, kind, size=SIZE, directions=1):
+    rows = GATES[kind] * UNITS
+    return {"W": normal(rng, directions, rows, size), "R": normal(rng, directions, rows, UNITS),
+            "B": normal(rng, directions, 2 * rows)}  # fmt: skip
+
+
+@pytest.mark.parametrize("frames", [1, "T"])
+@pytest.mark.parametrize("states", [True, False])
+@pytest.mark.parametrize("kind", GATES)
+def test_layout_1_is_layout_0_turned(kind, states, frames, tmp_path, rng):
+    """onnxruntime runs no layout 1, so the file is written with layout 0 before it is read and run."""
+    letters = "hc" if kind == "LSTM" else "h"
+    layer = node(kind, "x W R B", "Y", hidden_size=UNITS, layout=1)
+    inputs, outputs = {"x": [1, frames, SIZE]}, {"y": [1, frames, UNITS]}
+    if states:
+        layer.input.extend(["", *letters])
+        layer.output.extend(f"{name}1" for name in letters)
+        inputs |= {name: [1, 1, UNITS] for name in letters}
+        outputs |= {f"{name}1": [1, 1, UNITS] for name in letters}
+    nodes = [layer, node("Squeeze", "Y two", "y")]
+    found = imported(
+        saved(tmp_path / "m.onnx", nodes, inputs, outputs, cell_weights(rng, kind) | {"two": np.array([2])})
+    )
+    assert [layer.kind for layer in found.model.layers] == [kind]
+    assert list(found.states) == (list(letters) if states else [])
+    x = rng.standard_normal((9, SIZE)).astype(np.float32)
+    if states or frames == "T":
+        assert found.model.check(x, found.file.run(x)).ok
+    turned = [node("Transpose", "x", "t", perm=[1, 0, 2]), node(kind, "t W R B", "Y", hidden_size=UNITS)]
+    ends = {"x": [1, "T", SIZE]}, {"Y": ["T", 1, 1, UNITS]}
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    other = imported(saved(tmp_path / "n.onnx", turned, *ends, {name: stored[name] for name in "WRB"}))
+    assert other.model.run(x).tobytes() == found.model.run(x).tobytes()
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT32, TensorProto.INT8, TensorProto.UINT16])
+def test_token_ids_may_be_narrow(kind, tmp_path, rng):
+    nodes = [node("Cast", "x", "ids", to=TensorProto.INT64), node("Gather", "E ids", "e", axis=0)]
+    nodes += [node("GRU", "e W R B", "Y", hidden_size=UNITS), node("Squeeze", "Y axis", "y")]
+    tensors = cell_weights(rng, "GRU") | {"E": normal(rng, TOKENS, SIZE), "axis": np.array([1])}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": ["T", 1]}, {"y": ["T", 1, UNITS]}, tensors)
+    file = onnx.load(path)
+    file.graph.input[0].type.tensor_type.elem_type = kind
+    onnx.save(file, path)
+    found = imported(path)
+    assert [layer.kind for layer in found.model.layers] == ["Embedding", "GRU"]
+    ids = rng.integers(0, TOKENS, (11, 1)).astype(np.float32)
+    assert found.model.check(ids, found.file.run(ids)).ok
+
+
+@pytest.mark.parametrize("kernel", ["K", "K2"])
+def test_frames_that_are_rows_of_a_convolution_are_steps_of_a_cell(kernel, tmp_path, rng):
+    """x [T, 2, 8]: each frame is convolved by itself, then the frames are the steps of an LSTM."""
+    nodes = [
+        node("Conv", f"x {kernel}", "a", pads=[1, 1] if kernel == "K" else [0, 0]),
+        node("Relu", "a", "r"),
+        node("Reshape", "r shape", "s"),
+        node("LSTM", "s W R B", "Y", hidden_size=UNITS),
+        node("Squeeze", "Y axis", "y"),
+    ]
+    places = 8 if kernel == "K" else 6
+    tensors = cell_weights(rng, "LSTM", 3 * places) | {"shape": np.array([-1, 1, 3 * places]), "axis": np.array([1])}
+    tensors |= {kernel: normal(rng, 3, 2, 3)}
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": ["T", 2, 8]}, {"y": ["T", 1, UNITS]}, tensors))
+    assert [layer.kind for layer in found.model.layers] == ["Conv1d", "Activation", "LSTM"]
+    assert found.time_axis == 0
+    x = rng.standard_normal((9, 16)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+def test_rows_that_are_mixed_are_refused(tmp_path, rng):
+    """The same with the mean of all rows taken off."""
+    nodes = [node("Conv", "x K", "a"), node("ReduceMean", "a", "m", axes=[0]), node("Sub", "a m", "r")]
+    nodes += [node("Reshape", "r shape", "s"), node("LSTM", "s W R B", "y", hidden_size=UNITS)]
+    tensors = cell_weights(rng, "LSTM", 18) | {"shape": np.array([-1, 1, 18]), "K": normal(rng, 3, 2, 3)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": ["T", 2, 8]}, {"y": ["T", 1, 1, UNITS]}, tensors)
+    with pytest.raises(ValueError, match="ReduceMean 'm': its result depends on several frames"):
+        imported(path)
+
+
+def test_a_file_of_quantize_dynamic_is_refused_with_its_name(tmp_path, rng):
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    nodes = [node("MatMul", "x K", "a"), node("Tanh", "a", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, UNITS]}, {"K": normal(rng, SIZE, UNITS)})
+    quantization.quantize_dynamic(path, tmp_path / "q.onnx")
+    with pytest.raises(ValueError, match=r"quantize_dynamic(.|\n)*Linear(.|\n)*import the file that it was made of"):
+        onnx_export.load(tmp_path / "q.onnx")
+
+
+@pytest.mark.parametrize("symbol", ["samples", None])
+def test_a_refusal_names_sizes_that_are_read(symbol, tmp_path, rng):
+    """A kernel of 9 positions that leaves [1, 6, 4] of 40, and a product with all of it."""
+    nodes = [node("Conv", "x K", "a", strides=[8]), node("Reshape", "a row", "r"), node("Gemm", "r V", "y")]
+    tensors = {"K": normal(rng, 6, 1, 9), "row": np.array([1, 24]), "V": normal(rng, 24, 2)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, symbol]}, {"y": [1, 2]}, tensors)
+    label = symbol or "x:2"
+    with pytest.raises(ValueError, match="its kernel reaches over 9 positions") as error:
+        imported(path)
+    assert f"with dims={{{label!r}: 40}} it has layers" in str(error.value)
+    assert str(error.value).count("it has layers") == 1
+    assert imported(path, dims={label: 40}).report.ok
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_a_window_says_when_to_reset(states, tmp_path, rng):
+    """A file with a fixed number of frames begins each call from its initial state, if it has no states."""
+    nodes = [node("GRU", "x W R B", "Y", hidden_size=UNITS), node("Squeeze", "Y axis", "y")]
+    inputs, outputs = {"x": [7, 1, SIZE]}, {"y": [7, 1, UNITS]}
+    if states:
+        nodes[0].input.extend(["", "h"])
+        nodes[0].output.append("h1")
+        inputs, outputs = inputs | {"h": [1, 1, UNITS]}, outputs | {"h1": [1, 1, UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, inputs, outputs, cell_weights(rng, "GRU") | {"axis": np.array([1])})
+    if states:
+        assert onnx_export.load(path).window is None
+    else:
+        with pytest.warns(UserWarning, match="reset the stream every 7 frames"):
+            assert onnx_export.load(path).window == 7
