@@ -47,8 +47,8 @@ def evaluate(
     return in_types(helper.make_model(part, opset_imports=list(map(helper.make_opsetid, opsets, opsets.values()))))(fed)
 
 
-def in_types(model: onnx.ModelProto, kernels: Sequence[type[OpRun]] = KERNELS) -> Run:
-    """A function that runs a model by onnx's evaluator in its own types, with these kernels before its own.
+def in_types(model: onnx.ModelProto, kernels: Sequence[type[OpRun]] = ()) -> Run:
+    """A function that runs a model by onnx's evaluator in its own types, with other kernels for some operators.
 
     Returns
     -------
