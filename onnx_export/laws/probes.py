@@ -10,6 +10,7 @@ LARGE = 4  # probes for the law and its parameters: four rows at least, where th
 DOUBLE = LARGE  # the probe that is twice the first
 SCALES = (1e3,) * LARGE
 SMALL = (1e-1, 1e-4, 1e-14)
+PROBES = LARGE + 1 + len(SMALL)
 OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open, by axis
 _RANKS = (3, 2, 4)  # tried where the rank is open
 

@@ -16,13 +16,16 @@ from onnx_export.graph.evaluate import in_float64
 from onnx_export.graph.scope import Scope, cut, op, unit_roundoff, with_shapes
 from onnx_export.graph.sizes import shape_of
 from onnx_export.laws.fit import MOST_AXES, MOST_ELEMENTS, Fit, Source
-from onnx_export.laws.probes import sizes
+from onnx_export.laws.norms import rows
+from onnx_export.laws.probes import PROBES, sizes
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import operator_of
 
 _MOST_NODES, _MOST_SEEN = 48, 256  # that compute from one source, and that are looked at for it
 _MOST_SOURCES = 2**10  # of one graph
-_MOST_WORK, _OVERHEAD = 2**28, 2**14  # elements computed for one graph; a node costs as much as so many
+_MOST_WORK, _OVERHEAD = 2**31, 2**11  # elements computed for one file; an operation costs as much as so many
+_MOST_KEPT = 2**21  # elements of what all laws give for one probe, of 128 bytes for all probes
+_OPERATIONS = 24, 12  # on all large probes: to make what a law gives, and to fit a value to it
 _MOST_TRIED, _LONGEST = 4, 2**12  # sizes of the last axis, where it is open
 _FEW = 64  # of large weights, which are compared first
 _STEPS, _WIDTH = 4, 3  # from a reduction back to a source
@@ -52,7 +55,23 @@ class Found:
     nodes: tuple[onnx.NodeProto, ...]
 
 
-def norms(scope: Scope, explained: Container[int] = (), most: int = _MOST_WORK) -> Iterator[Found]:
+@dataclass
+class Work:
+    """Elements that may be computed yet, for all graphs of a file."""
+
+    left: int = _MOST_WORK
+
+    def spend(self, shape: tuple[int, ...], nodes: list[onnx.NodeProto]) -> bool:
+        """Whether values of some nodes may be computed and fitted, for x of this shape."""
+        made, fitted = _OPERATIONS
+        operations = len(nodes) * PROBES + len(rows(shape)) * (made + fitted * sum(map(_is_result, nodes)))
+        cost = operations * (prod(shape) + _OVERHEAD)
+        affordable = cost <= self.left and len(rows(shape)) * prod(shape) <= _MOST_KEPT
+        self.left -= cost if affordable else 0
+        return affordable
+
+
+def norms(scope: Scope, explained: Container[int] = (), work: Work | None = None) -> Iterator[Found]:
     """The norms and near misses of one graph that no operator names, each with the first value that follows a law.
 
     Parameters
@@ -61,9 +80,10 @@ def norms(scope: Scope, explained: Container[int] = (), most: int = _MOST_WORK) 
         After shape inference, its nodes in order.
     explained : container of int
         Identities of nodes near which no norm is looked for.
-    most : int
-        No source is begun when as many elements were computed for those before it.
+    work : Work, optional
+        Sources that cost more than is left are passed over.
     """
+    work = work or Work()
     place = {name: index for index, node in enumerate(scope.nodes) for name in node.output}
     best: dict[str, Found] = {}
     for x in _sources(scope, explained):
@@ -71,8 +91,7 @@ def norms(scope: Scope, explained: Container[int] = (), most: int = _MOST_WORK) 
         if not any(map(reduces, nodes)) or not any(op(node) in _DIVIDING for node in nodes):
             continue
         for shape in _shapes(scope, x, nodes):
-            most -= len(nodes) * (prod(shape) + _OVERHEAD)
-            found = list(_of(scope, x, shape, nodes)) if most > 0 else []
+            found = list(_of(scope, x, shape, nodes)) if work.spend(shape, nodes) else []
             for each in found:
                 other = best.get(each.y)
                 if other is None or _rank(each, place) < _rank(other, place):
@@ -98,6 +117,10 @@ def _rank(found: Found, place: dict[str, int]) -> tuple:
 def reduces(node: onnx.NodeProto) -> bool:
     """Whether an operator may add elements of one value."""
     return op(node) in _REDUCING or node.op_type.startswith("Reduce")
+
+
+def _is_result(node: onnx.NodeProto) -> bool:
+    return op(node) in _RESULTS
 
 
 def _live(scope: Scope, node: onnx.NodeProto) -> list[str]:
@@ -187,7 +210,7 @@ def _of(scope: Scope, x: str, shape: tuple[int, ...], nodes: list[onnx.NodeProto
     wrong: set[tuple] = set()
     for node in nodes:
         y = node.output[0]
-        if op(node) not in _RESULTS or not made or y not in made[0]:
+        if not _is_result(node) or not made or y not in made[0]:
             continue
         found = source.fit([np.asarray(each[y], np.float64) for each in made], unit)
         if found is None:

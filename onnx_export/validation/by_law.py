@@ -16,10 +16,10 @@ from onnx_export.validation.norm import NearMiss, Norm
 _FORMULAS = {"layer": LAYER, "rms": RMS}
 
 
-def unexplained(scope: Scope, found: list[Norm]) -> Iterator[Norm]:
+def unexplained(scope: Scope, found: list[Norm], work: sources.Work) -> Iterator[Norm]:
     """Norms and near misses of a graph around reductions that belong to none of those found already."""
     explained = {id(node) for norm in found for node in norm.nodes}
-    for each in sources.norms(scope, explained):
+    for each in sources.norms(scope, explained, work):
         if not any(id(node) in explained for node in each.nodes):
             norm = _described(scope, each)
             if norm is not None:

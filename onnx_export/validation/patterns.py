@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from onnx_export.graph.scope import Scope, attribute, scopes
+from onnx_export.laws.sources import Work
 from onnx_export.operators import operator_of
 from onnx_export.validation import by_law
 from onnx_export.validation.decomposed import Matcher
@@ -41,9 +42,10 @@ def find(
         Whether values that follow a law are found where no pattern fits.
     """
     found: list[Norm] = []
+    work = Work()
     for scope in scopes(model, weights):
         found += (own := list(_find_in(scope, trouble)))
-        found += _by_law(scope, own, trouble) if laws else ()
+        found += _by_law(scope, own, work, trouble) if laws else ()
     name_steps(found)
     return found
 
@@ -71,9 +73,10 @@ def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> 
                 yield norm
 
 
-def _by_law(scope: Scope, found: list[Norm], trouble: Callable[[str, Exception], None] | None) -> list[Norm]:
+def _by_law(scope: Scope, found: list[Norm], work: Work, trouble) -> list[Norm]:
+    """What follows a law around reductions that belong to none of the norms found by patterns."""
     try:
-        return list(by_law.unexplained(scope, found))
+        return list(by_law.unexplained(scope, found, work))
     except Exception as error:  # as in `_find_in`
         if trouble is None or isinstance(error, MemoryError):
             raise
