@@ -66,7 +66,11 @@ def _subjects(model, weights, norms, cells) -> Iterator[Subject]:
         for node in scope.nodes:
             if node.domain in ("", "ai.onnx") and node.op_type in operators:
                 name = names.get(id(node)) or node.name or next(filter(None, node.output), "")
-                yield Subject(name, node.op_type, traits_of(node, scope))
+                try:
+                    traits = traits_of(node, scope)
+                except Exception:  # it is not as the standard says, which other findings name
+                    continue
+                yield Subject(name, node.op_type, traits)
     for norm in norms:
         if not norm.operator:
             kind = TensorProto.DataType.Name(norm.compute_dtype).lower()
