@@ -15,8 +15,6 @@ __all__ = ["recurrent"]
 
 MAX_STEPS = 1 << 14  # of one call
 
-SATURATED, SATURATING = 20.0, ("tanh", "sigmoid")  # beyond, they are 1 in float32, whatever is clipped
-
 _NAMES = {operator.lower(): name for name, operator in FUNCTIONS.items()}
 
 
@@ -73,8 +71,6 @@ def _functions(cell: Cell, direction: int) -> dict:
         )
     if given[0] == "tanh" and cell.kind != "RNN":
         raise Cannot("its gates are tanh, which cnorm's cells have not")
-    if cell.kind == "LSTM" and np.isfinite(cell.clip) and not (cell.clip >= SATURATED and given[1] in SATURATING):
-        raise Cannot("its clip holds for c before its function by the standard, but not in onnxruntime 1.32")
     return dict(zip(names, given, strict=False)) | ({"clip": cell.clip} if np.isfinite(cell.clip) else {})
 
 

@@ -75,7 +75,7 @@ def node_file(path, kind, rng, **attributes):
     shapes = {"W": (directions, gates * 6, 4), "R": (directions, gates * 6, 6), "B": (directions, 2 * gates * 6)}
     weights = [numpy_helper.from_array((0.5 * rng.standard_normal(s)).astype(np.float32), n) for n, s in shapes.items()]
     node = helper.make_node(kind, ["x", *shapes], ["y"], name="cell", hidden_size=6, **attributes)
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [9, 1, 4]), ("y", None))]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["T", 1, 4]), ("y", None))]
     graph = helper.make_graph([node], "g", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
