@@ -24,7 +24,8 @@ def by_cell(layer, batch):
         after = after if spec.kind == "LSTM" else (after,)
         given = [torch.from_numpy(a) for a in (dstate[0] + dy, *dstate[1:])]
         found = torch.autograd.grad(after, inputs + list(cell.parameters()), given)
-        names = ["dx", "dh", "dc"][: len(inputs)] + [name for name, _ in cell.named_parameters()]
+        own = [name if name in layer.weights else f"{name}_l0" for name, _ in cell.named_parameters()]  # of torch.nn
+        names = ["dx", "dh", "dc"][: len(inputs)] + own
         return {name: part.numpy() for name, part in zip(names, found, strict=True)}
 
     return gradients
