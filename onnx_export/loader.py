@@ -57,7 +57,7 @@ def load(
     model that comes out is compared with the file, step by step, in onnxruntime and float64 (`check_parity`).
 
     The file is untrusted input: it is measured and checked before it is used. Its graph is read, run and compared in a
-    child process with limits on time and memory, which costs about a second; the model comes back as the bytes of a
+    child process with limits on time and memory, which costs half a second; the model comes back as the bytes of a
     model file. A file of `export`, whose graph is not run, is read in this process.
 
     Parameters
