@@ -235,11 +235,13 @@ def _is_table(node: onnx.NodeProto, pairs) -> bool:
     """Whether the number of frames selects constants that are not all the same."""
     table = pairs[0][0] if pairs and not _changed(pairs[:1]) else None
     selected = node.op_type in PARTS and isinstance(table, np.ndarray) and _changed(pairs[1:])
-    return bool(selected) and bool((table != table.flat[0]).any())
+    return bool(selected) and bool((table != table.ravel()[:1]).any())
 
 
 def _carries(node: onnx.NodeProto, pairs, results, one: Reach, more: Reach) -> bool:
     """Whether an operator makes the same, or a sum of products, of each number of frames."""
+    if any(a.dtype.kind == "f" and not _repeats(a, b) for a, b in _changed(pairs)):
+        return False  # floats are rounded, and cut off where they become integers
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i in WIDE for a in node.attribute)
     if node.op_type == "Where":

@@ -14,7 +14,8 @@ INPUTS, UNITS = 3, 4
 NUMBERS = {"a0": np.array([0]), "a1": np.array([1]), "a01": np.array([0, 1]), "zero": np.array(0), "one": np.array(1),
            "two": np.array([2]), "end": np.array([2**63 - 1]),
            "k15": np.array(15), "k20": np.array(20), "k300": np.array([300]), "f300": np.float32(300.5),
-           "gain": np.float32(1.5), "yes": np.array(True)}  # fmt: skip
+           "gain": np.float32(1.5), "yes": np.array(True),
+           "thousandth": np.float32(1e-3), "huge": np.float32(2.0**33)}  # fmt: skip
 COUNT = [node("Shape", "x", "sizes"), node("Gather", "sizes zero", "t", axis=0)]
 
 
@@ -80,6 +81,15 @@ EXCHANGED = [node("Squeeze", "x a0", "x2"), node("MatMul", "x2 A", "p"), node("M
 WRONG = {
     "a limit that is a product": lambda: many(over(node("Mul", "k15 k20", "k"), node("Greater", "t k", "o"))),
     "a limit that was a float": lambda: many(over(cast("f300", "k", INT64), node("Greater", "t k", "o"))),
+    "a float that is cut off": lambda: many(
+        over(cast("t", "tf", 1), node("Div", "tf f300", "q"), cast("q", "n", INT64), cast("n", "o", BOOL))
+    ),
+    "a small float that is cut off": lambda: many(
+        over(cast("t", "tf", 1), node("Mul", "tf thousandth", "q"), cast("q", "n", INT64), cast("n", "o", BOOL))
+    ),
+    "a float that is absorbed": lambda: many(
+        over(cast("t", "tf", 1), node("Add", "tf huge", "p"), node("Sub", "p huge", "q"), cast("q", "o", BOOL))
+    ),
     "a least of a Concat": lambda: many(
         over(node("Unsqueeze", "t a0", "t1"), node("Concat", "t1 k300", "b", axis=0),
              node("ReduceMin", "b", "m", keepdims=0), node("Sub", "t m", "d"), cast("d", "o", BOOL))
