@@ -28,6 +28,7 @@ PAGES = {
         "docs/norms",
         "docs/onnx",
         "docs/validator",
+        "docs/judging",
         "docs/runtimes",
         "docs/embedding",
         "docs/serving",
@@ -41,7 +42,7 @@ PAGES = {
         "examples/japanese_vowels/README",
         "cnorm/data/README",
     ],
-    "Inside": ["docs/design", "docs/kernels", "CONTRIBUTING"],
+    "Inside": ["docs/design", "docs/kernels", "docs/recipes", "CONTRIBUTING"],
 }
 
 html_theme = "furo"

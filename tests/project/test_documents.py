@@ -263,12 +263,13 @@ def test_the_reference_has_every_public_header():
 
 
 def test_the_guide_names_what_exists():
-    """Files, functions and constants that CONTRIBUTING.md has in backticks."""
+    """Files, functions and constants that CONTRIBUTING.md and docs/recipes.md have in backticks."""
     folders = (".ci", "benchmarks", "cnorm", "docs", "onnx_export", "rust/cnorm/src", "src", "tests")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.is_file()]
     text = "".join(path.read_text() for path in paths if path.suffix[1:] in ("py", "c", "h", "inc", "pxi", "pyx", "rs"))
     places = [f"/{path.relative_to(ROOT)}" for path in [*paths, *ROOT.glob("*"), ROOT / ".ci" / "run"]]
-    guide = re.sub(r"```.*?```", "", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.S)
+    pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "recipes.md")
+    guide = re.sub(r"```.*?```", "", "".join(page.read_text() for page in pages), flags=re.S)
     missing = []
     for name in set(re.findall(r"`(\w[\w./*]+)`", guide)):
         is_file = any(place.endswith(f"/{name}") or f"/{name.rstrip('/')}/" in place for place in places)
