@@ -36,8 +36,8 @@ cdef inline int finish(Shape *shape, cnorm_status status) except -1:
 # Each of these functions sets a pointer of the struct to an array, or to a copy if C can't use the array's layout. It
 # returns that array or copy, which the caller must keep alive until `finish` has returned. It refuses an array that
 # does not have the elements that the call will access: then it was changed after it was checked, by code that ran in
-# between, such as a finaliser. So that no code can, a function sets all pointers after everything else, and makes no
-# list or tuple after them, which could start a collection of garbage.
+# between. Set pointers last and allocate nothing after them: an allocation may run the garbage collector, and a
+# finaliser may resize an array.
 
 cdef inline int check_rows(Shape *shape, cnp.ndarray a) except -1:
     if cnp.PyArray_TYPE(a) != shape.number or size_of(a) != shape.rows * shape.n:

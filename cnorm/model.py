@@ -37,7 +37,7 @@ class Model:
         Applied in order; each layer's input_size is the output_size of the one before. By a layer's name `Add` and
         others read its outputs. Modules of torch.nn and pairs (name, module) are converted, see docs/cells.md.
     outputs : sequence of str
-        Names of the layers whose outputs the model gives, one behind another; the last layer's if there is none.
+        Names of the layers whose outputs the model gives, concatenated; the last layer's if there is none.
 
     Attributes
     ----------

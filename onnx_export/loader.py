@@ -85,7 +85,7 @@ def load(
     Returns
     -------
     cnorm.Model
-        Its frame is the elements of the file's frame, or frames one behind another in the order of the file, y the
+        Its frame is the elements of the file's frame, or frames concatenated in the order of the file, y the
         outputs'. Inputs of integers are token ids, where they are the indices of a Gather of a constant table.
 
     Warns

@@ -93,7 +93,7 @@ class Layer:
         raise NotImplementedError
 
     def flat(self, size: int, scope: Scope) -> list[tuple[Any, int]]:
-        """What the runtime runs, as (object with `parts`, outputs); for `size` inputs; `scope`: what it may read."""
+        """The runtime's layers, (packable, output size) each, for `size` inputs; `scope`: what it may read."""
         return [(self, self.output_size or size)]
 
     # ---- packing and training
@@ -162,7 +162,7 @@ class Layer:
 
 
 class Bound:
-    """What the runtime runs where a layer does not say all of it: the parts of one place in its list."""
+    """One of the runtime's layers, where a layer is made of several: the parts of one place in its list."""
 
     weights: Mapping[str, np.ndarray] = MappingProxyType({})
 

@@ -92,14 +92,14 @@ def check_read(layers) -> None:
 
 
 def with_outputs(layers, outputs) -> tuple[Layer, ...]:
-    """The layers that compute a model's frame of outputs: what has the names `outputs`, one behind another."""
+    """The layers that compute a model's frame of outputs: those named `outputs`, concatenated."""
     if not outputs or outputs == (layers[-1].name,):
         return layers
     return (*layers, Concat(outputs))
 
 
 def named_outputs(layers: tuple[Layer, ...], outputs: Sequence[str]) -> tuple[tuple[Layer, ...], Mapping[str, slice]]:
-    """The layers with the one that puts the named outputs one behind another, and where each output then is."""
+    """The layers with one that concatenates the named outputs, and where each output then is."""
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         raise TypeError(f"outputs must be a sequence of names, got {type(outputs).__name__}")
     outputs, sizes = tuple(outputs), sizes_of(layers)
@@ -113,7 +113,7 @@ def named_outputs(layers: tuple[Layer, ...], outputs: Sequence[str]) -> tuple[tu
 
 
 def slices(sizes: Mapping[str, int]) -> Mapping[str, slice]:
-    """Where each of several outputs is among all of them, one behind another."""
+    """The slice of each of several concatenated outputs."""
     ends = list(accumulate(sizes.values()))
     return MappingProxyType({name: slice(end - sizes[name], end) for name, end in zip(sizes, ends, strict=True)})
 

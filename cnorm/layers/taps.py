@@ -95,7 +95,7 @@ class Multiply(Joined):
 
 
 class Taken(Layer):
-    """Parts of the frame or of earlier layers' outputs, one behind another; the layer before is read only by name."""
+    """Parts of the frame or of earlier layers' outputs, concatenated; the layer before is read only by name."""
 
     continues = False
     input_size = None
@@ -172,7 +172,7 @@ class Slice(Taken):
 
 
 class Concat(Taken):
-    """y = the outputs of earlier layers, or the frame, one behind another.
+    """y = the outputs of earlier layers, or the frame, concatenated.
 
     Parameters
     ----------

@@ -37,9 +37,9 @@ class Imported:
     ----------
     model : cnorm.Model
     frames : tuple of str
-        The inputs that are x, one behind another.
+        The inputs that are x, concatenated.
     outputs : tuple of str
-        The outputs that are y, one behind another.
+        The outputs that are y, concatenated.
     states : dict of str to str
         The inputs that are states, each with the output that gives it back. Empty for a file over a time axis.
     time_axis : int or None

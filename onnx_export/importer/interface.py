@@ -100,9 +100,9 @@ class Plan:
     trace : Trace
     inputs : Inputs
     frames : tuple of str
-        Names of the inputs that are x, one behind another.
+        Names of the inputs that are x, concatenated.
     outputs : tuple of str
-        Names of the outputs, which are y one behind another.
+        Names of the outputs, which are y, concatenated.
     states : dict of str to str
         Input to output.
     chain : Chain

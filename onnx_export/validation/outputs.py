@@ -72,10 +72,9 @@ def _outputs(run: Run, level: str, names: list[str]) -> list[np.ndarray]:
 def _allowed(run: Run, plain: dict[str, np.ndarray], seed: int) -> dict[str, float]:
     """How far rounding may move each output.
 
-    The result of a sum of k products in floating point is the exact one of factors that are off by at most 6 u sqrt(k)
-    (Higham and Mary 2019, as in `JudgedRows.sequential`). So the weights and inputs are changed at random by up to that
-    much, k being the longest dimension of a weight, and the largest change of an output in three draws, with the margin
-    of 4 for the draws that were not made, bounds the effect of another order of summation. Sums of half types are taken
+    Backward error: a sum of k products is exact for factors changed by at most 6 u sqrt(k) (Higham and Mary 2019, as
+    in `JudgedRows.sequential`), k being the longest dimension of a weight. So weights and inputs are changed at random
+    by that much, three times, and 4 times the largest change of an output is allowed. Sums of half types are taken
     in float32, and their results are rounded once: 6 u of the half type. The output's own rounding is added, and 8 u of
     its largest element for the function that may have made it, which no change of weights shows where it saturates.
     """

@@ -195,7 +195,7 @@ typedef struct cnorm_addition {
 
 enum { CNORM_PARTS = 8 };
 
-/* y [outputs] = parts, one behind another: elements [start, start + count) of the input, [n], of the layer `back` >= 0
+/* y [outputs] = parts, concatenated: elements [start, start + count) of the input, [n], of the layer `back` >= 0
  * places before, 0 being this one's own x. The parts end before the first whose count is 0. */
 typedef struct cnorm_concat {
     ptrdiff_t n, outputs;

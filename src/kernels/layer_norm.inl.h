@@ -118,8 +118,8 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
     FN(write_rest)(&w, CENTRED);
 }
 
-/* The rows that cached_rows does not take: longer ones, and those that it would read twice while it writes them by
- * non-temporal stores. A row is read once for its statistics and once more for its output. */
+/* Rows longer than CACHED, and rows of float32 and float64 without a residual where y takes non-temporal stores: a row
+ * is read once for its statistics and once more for its output. */
 INLINE void FN(rows_read_twice)(const cnorm_norm *call, const int mode)
 {
     _Alignas(VECTOR_BYTES) T param_space[FN(TWO_ROWS)];

@@ -107,7 +107,7 @@ typedef struct layer_backward {
     float *scratch; /* [backward_floats] */
 } layer_backward;
 
-/* Functions that a kind needs no more than the default are NULL. Floats of scratch are multiples of CNORM_GATE_PAD. */
+/* NULL selects the default, where a function has one. Floats of scratch are multiples of CNORM_GATE_PAD. */
 typedef struct layer_ops {
     const char *name;
     const layer_option *options;               /* ended by one without a name */

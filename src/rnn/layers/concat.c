@@ -1,4 +1,4 @@
-/* CNORM_LAYER_CONCAT: parts of its input and of those of earlier layers, one behind another. */
+/* CNORM_LAYER_CONCAT: parts of its input and of those of earlier layers, concatenated. */
 #include <string.h>
 
 #include "../layers.h"
