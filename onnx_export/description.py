@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import onnx
 from onnx import helper
@@ -43,7 +44,7 @@ def described(onnx_model: onnx.ModelProto, model, options: Options, states: list
     """
     whole = json.loads(configuration(model.layers, model.outputs))
     whole |= {"form": options.form, "dtype": options.dtype, "states": states}
-    whole |= {"portable": True} if options.portable else {}
+    whole["options"] = asdict(options)
     flat = {"model_type": "cnorm", "version": whole["format"], "form": options.form, "dtype": options.dtype}
     flat |= {"input_size": model.input_size, "output_size": model.output_size}
     flat |= {"steps": options.steps} if options.steps is not None else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -20,9 +21,10 @@ from onnx_export.folding import fold
 from onnx_export.graph.sizes import shape_of
 from onnx_export.graph_builder import GraphBuilder
 from onnx_export.loops import LOOPS
+from onnx_export.nodes import model_graphs
 from onnx_export.options import DTYPES, Options, ir_version
 
-__all__ = ["DOMAIN", "export", "finished"]
+__all__ = ["DOMAIN", "export", "finished", "is_export"]
 
 FLOAT16_MAX = float(np.finfo(np.float16).max)
 DOMAIN = "cnorm"  # of the local functions
@@ -129,6 +131,41 @@ def export(
 
 
 _sidecar = sidecar  # `export` has a parameter of that name
+
+
+def is_export(onnx_model: onnx.ModelProto, model, options) -> bool:
+    """Whether a graph is the one that `export` writes of a model; its initialisers are the model's weights.
+
+    Parameters
+    ----------
+    onnx_model : onnx.ModelProto
+        A file as `model_io.load` gives it; changed.
+    model : cnorm.Model
+    options : object
+        What the file's metadata says: anything.
+    """
+    try:
+        wanted = Options(**options)
+        if wanted.loop == "unrolled":  # a few bytes may ask for many steps
+            one, two = (len(_Export(model, replace(wanted, steps=n)).model()[0].graph.node) for n in (1, 2))
+            if len(onnx_model.graph.node) != one + (two - one) * (wanted.steps - 1):
+                return False
+        exported, weights = _Export(model, wanted).model()
+    except (TypeError, ValueError):
+        return False
+    types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in weights.items()}
+    return {tensor.name: tensor.data_type for tensor in onnx_model.graph.initializer} == types and _computed(
+        exported
+    ) == _computed(onnx_model)
+
+
+def _computed(onnx_model: onnx.ModelProto) -> tuple:
+    """What decides the results of a model beside its weights; inferred shapes, which are cleared, do not."""
+    for graph in model_graphs(onnx_model):
+        graph.ClearField("value_info")
+    graph = onnx_model.graph
+    interface = [[(value.name, value.type) for value in values] for values in (graph.input, graph.output)]
+    return graph.node, interface, graph.sparse_initializer, onnx_model.functions, onnx_model.opset_import
 
 
 class _Export:

@@ -48,17 +48,18 @@ def load(
     """Read an ONNX file into a model: a file that `export` wrote, or a streaming model of another program.
 
     A file of `export` gives its weights back, so float32 files give a model whose steps have the bits of the
-    original's. Its graph is not looked at: `check_parity` says whether it computes what the model does.
+    original's. The model is exported once more to see that the graph is still the one that `export` writes.
 
-    In any other file the graph is read. It may be made of LSTM, GRU and RNN operators or such cells written out in
-    primitive operators, products, layer norms (native or written out), batch norm, activations, sums and products with
-    earlier results, and operators that only move elements. Recurrent state is either inputs and outputs, which are
-    paired by what the graph does with their elements, or inside recurrent operators that run over a time axis. The
-    model that comes out is compared with the file, step by step, in onnxruntime and float64 (`check_parity`).
+    In any other file, a changed one of `export` too, the graph is read. It may be made of LSTM, GRU and RNN operators
+    or such cells written out in primitive operators, products, layer norms (native or written out), batch norm,
+    activations, sums and products with earlier results, and operators that only move elements. Recurrent state is
+    either inputs and outputs, which are paired by what the graph does with their elements, or inside recurrent
+    operators that run over a time axis. The model that comes out is compared with the file, step by step, in
+    onnxruntime and float64 (`check_parity`).
 
     The file is untrusted input: it is measured and checked before it is used. Its graph is read, run and compared in a
     child process with limits on time and memory, which costs half a second; the model comes back as the bytes of a
-    model file. A file of `export`, whose graph is not run, is read in this process.
+    model file. An unchanged file of `export`, whose graph is not run, is read in this process.
 
     Parameters
     ----------
@@ -141,10 +142,10 @@ def received(
     wanted = {"recordings": given.pop("recordings", None), "timed": given.pop("timed", False)}
     given = _checked(**given)
     os.stat(path)  # OSError if the file does not exist, like other readers
-    if _is_exported(path):
+    if _is_exported(path) and (model := _exported(path)):
         for name in (name for name, value in given.items() if value):
             raise ValueError(f"{name}: {path} was written by `export`, which says them itself")
-        return _exported(path)
+        return model
     request = {"path": os.fsdecode(path), "given": given, "check": bool(check), "external_data": bool(external_data)}
     request |= {"timeout": timeout, "memory": memory} | wanted
     result = Received(path, progress)
@@ -200,14 +201,17 @@ def _is_exported(path) -> bool:
         return False
 
 
-def _exported(path) -> Model:
+def _exported(path) -> Model | None:
+    """The model that the metadata describes; None if the graph is not what `export` writes of it."""
     from onnx import numpy_helper
 
     from onnx_export import model_io
+    from onnx_export.exporter import is_export
 
     onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=model_io.Limits(**LIMITS))
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
-    if _portable(text):
+    options = _options(text)
+    if options.get("portable") is True:
         raise ValueError(
             f"{path}: exported with portable=True, which folds the weights into others: load the model's own file, "
             "or export without it"
@@ -216,14 +220,17 @@ def _exported(path) -> Model:
     starts = _starts(path, text)
     for name in starts.keys() & tensors.keys():
         raise ValueError(f"{path}: the state table gives values to {quoted(name)}, which is a weight of the graph")
-    return model_of(path, text, tensors | starts)
+    model = model_of(path, text, tensors | starts)
+    return model if is_export(onnx_model, model, options) else None
 
 
-def _portable(text: str) -> bool:
+def _options(text: str) -> Mapping:
+    """The options of `export` that the metadata names, whatever they are."""
     try:
-        return json.loads(text).get("portable") is True
-    except (ValueError, AttributeError, RecursionError):
-        return False  # `model_of` raises the error
+        options = json.loads(text)["options"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        options = None
+    return options if isinstance(options, dict) else {}
 
 
 def _starts(path, text: str | None) -> dict[str, np.ndarray]:

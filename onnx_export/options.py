@@ -7,15 +7,14 @@ import operator
 from dataclasses import dataclass
 
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 
 from cnorm.arguments import whole_number
-from onnx_export.ort import loads
 
 __all__ = ["DTYPES", "FIRST_OPSET", "TIME", "Options", "checked_opset", "ir_version", "newest_opset"]
 
 FIRST_OPSET = 13
+SURE_OPSET = 17  # the default: every onnxruntime that the package allows loads it, so it need not be imported to ask
 # IR version 7 is that of opset 13, which onnxruntime reads from 1.8 on; local functions need 8.
 FIRST_IR, FUNCTIONS_IR = 7, 8
 FORMS = ("step", "sequence")
@@ -77,7 +76,9 @@ def checked_opset(opset) -> int:
     if isinstance(opset, bool) or not hasattr(opset, "__index__"):
         raise TypeError(f"opset must be an integer, got {opset!r}")
     opset = operator.index(opset)
-    if not FIRST_OPSET <= opset <= newest_opset():
+    if not (FIRST_OPSET <= opset <= SURE_OPSET or FIRST_OPSET <= opset <= newest_opset()):
+        import onnxruntime
+
         raise ValueError(
             f"opset must be from {FIRST_OPSET} to {newest_opset()}, the newest that the installed "
             f"onnxruntime {onnxruntime.__version__} loads, got {opset}"
@@ -102,6 +103,8 @@ def _checked_batch(batch, form):
 @functools.cache
 def newest_opset() -> int:
     """The newest opset that the onnx package can write and the installed onnxruntime loads."""
+    from onnx_export.ort import loads
+
     for opset in range(onnx.defs.onnx_opset_version(), FIRST_OPSET, -1):
         if loads(opset, ir_version(opset)):
             return opset

@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from cells import random_cell
 from models import random_linear, random_lstm
 
 import cnorm
@@ -136,3 +138,68 @@ def test_a_file_named_like_that_error_is_not_taken_for_one_of_others(tmp_path):
     with pytest.raises(ValueError, match="not an ONNX file") as raised:
         onnx_export.load(path)
     assert "did not write it" not in str(raised.value)
+
+
+FORMS = [
+    *({"opset": opset, "functions": functions} for opset in (13, 17, 20) for functions in (False, True)),
+    {"native_ops": True},
+    {"batch": "n", "dtype": "float16"},
+    {"form": "sequence"},
+    {"form": "sequence", "loop": "loop", "composed_norms": True},
+    {"form": "sequence", "loop": "unrolled", "steps": 3},
+    {"form": "sequence", "native_ops": True, "steps": 3},
+]
+
+
+@pytest.mark.parametrize("options", FORMS, ids=lambda options: "-".join(map(str, options.values())))
+def test_an_unchanged_export_is_read_without_a_child(rng, tmp_path, monkeypatch, options):
+    monkeypatch.setattr("onnx_export.child.run", None)
+    key = ("LSTM", "torch" if "native_ops" in options else "ba2016")
+    cell, _ = random_cell(key, rng, 4, 5)
+    model = cnorm.Model([cell, random_linear(rng, 5, 3)])
+    onnx_export.export(model, tmp_path / "m.onnx", **options)
+    assert list(map(repr, onnx_export.load(tmp_path / "m.onnx").layers)) == list(map(repr, model.layers))
+
+
+def named(graph, kind):
+    return next(node for node in graph.node if node.op_type == kind)
+
+
+def with_epsilon(graph):
+    next(each for each in named(graph, "LayerNormalization").attribute if each.name == "epsilon").f = 0.5
+
+
+def with_function(graph):
+    named(graph, "Tanh").op_type = "Relu"
+
+
+def with_factor(graph):
+    graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3.0), "three"))
+    last = next(node for node in graph.node if "y" in node.output)
+    last.output[list(last.output).index("y")] = "before"
+    graph.node.append(onnx.helper.make_node("Mul", ["before", "three"], ["y"]))
+
+
+@pytest.mark.parametrize("change", [with_epsilon, with_function, with_factor])
+def test_an_export_whose_graph_was_changed_is_refused(rng, tmp_path, change):
+    exported = onnx_export.export(cnorm.Model([random_lstm(rng, 5, 7), random_linear(rng, 7, 3)]))
+    change(exported.graph)
+    onnx.save(exported, tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"not a list of layers|no layer takes: three"):
+        onnx_export.load(tmp_path / "m.onnx")
+
+
+def test_an_export_whose_graph_was_changed_is_read_by_its_graph(rng, tmp_path):
+    """What a tool made of the graph counts, not the metadata that it kept."""
+    exported = onnx_export.export(cnorm.Model([random_lstm(rng, 5, 7), random_linear(rng, 7, 3)]))
+    gates = named(exported.graph, "Split")
+    gates.output[0], gates.output[1] = gates.output[1], gates.output[0]
+    path = tmp_path / "m.onnx"
+    onnx.save(exported, path)
+    again = onnx_export.load(path).stream()
+    session = onnxruntime.InferenceSession(path)
+    feeds = {value.name: np.zeros(value.shape, np.float32) for value in session.get_inputs()}
+    for x in rng.standard_normal((4, 1, 5)).astype(np.float32):
+        y, h, c = session.run(["y", "h0_out", "c0_out"], feeds | {"x": x})
+        np.testing.assert_allclose(again.step(x[0]), y[0], rtol=1e-4, atol=1e-5)
+        feeds |= {"h0_in": h, "c0_in": c}
