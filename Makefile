@@ -132,7 +132,7 @@ paper-long: .venv/built      ## what `make paper` does not reproduce for 5 times
 	$(BIN)/python examples/paper/run.py --long
 
 runtimes: .venv/built        ## run small files in other runtimes, pinned and installed into build/runtimes; rewrite their tables and docs/runtimes.md (an hour); NAMES: some of them
-	PYTHONPATH=tests/support $(BIN)/python -P tests/runtimes/measure.py $(NAMES)
+	PYTHONPATH=tests/support:tests/runtimes $(BIN)/python -P tests/runtimes/measure.py $(NAMES)
 
 docs: .venv/built            ## the documents with the reference, as build/docs/index.html: no warning, no link to nowhere
 	$(BIN)/python -m pip install --quiet --group docs --group torch
