@@ -9,7 +9,7 @@ help:                        ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
-	$(BIN)/cnorm demo
+	$(BIN)/python -P examples/demo/demo.py
 
 test: .venv/built ctest      ## the tests that must pass before a commit
 	$(BIN)/python -P -m pytest -n auto

@@ -6,6 +6,8 @@ times of every shape.
 """
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -14,9 +16,11 @@ from rich.table import Table
 
 import cnorm
 import cnorm_bench as bench
-from cnorm.tools import demo
-from cnorm.tools.runners import latencies
 from cnorm_bench import cases, contenders, report
+from cnorm_bench.runners import latencies
+
+sys.path.append(str(Path(__file__).parents[1] / "examples/demo"))
+from recordings import recordings
 
 
 def main():
@@ -37,7 +41,7 @@ def main():
 
 def demo_steps():
     """Median microseconds of a step of the packaged model on recorded speech, for each contender."""
-    model, (utterances, _) = cnorm.demo_model(), demo.recordings()
+    model, (utterances, _) = cnorm.demo_model(), recordings()
     modules, _ = contenders.importable()
     runners = bench.step_contenders(modules, model)
     times, _ = latencies(runners, utterances)

@@ -15,7 +15,7 @@ release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1
 copyright = "the cnorm authors; BSD-3-Clause"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton"]
-include_patterns = ["*.md", "docs/**.md", "docs/**.rst", "benchmarks/*.md", "examples/*/README.md", "cnorm/data/*.md"]
+include_patterns = ["*.md", "docs/**.md", "docs/**.rst", "benchmarks/*.md", "examples/*/README.md"]
 exclude_patterns = [".*", "build", "docs/paper"]
 root_doc = "README"
 nitpicky = True
@@ -40,7 +40,7 @@ PAGES = {
         "docs/paper",
         "benchmarks/README",
         "examples/japanese_vowels/README",
-        "cnorm/data/README",
+        "examples/demo/README",
     ],
     "Inside": ["docs/design", "docs/kernels", "docs/recipes", "CONTRIBUTING"],
 }

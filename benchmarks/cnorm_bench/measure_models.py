@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from cnorm.layers.embedding import in_tokens
-from cnorm.tools.runners import Cnorm, Interface, OrtBinding, OrtRun, latencies
 from cnorm_bench import contenders
 from cnorm_bench.contenders.memcpy_ import streaming_read
 from cnorm_bench.environment import surroundings
 from cnorm_bench.measure_steps import percentiles
+from cnorm_bench.runners import Cnorm, Interface, OrtBinding, OrtRun, latencies
 
 __all__ = ["models", "models_picture", "models_tables"]
 

@@ -5,7 +5,6 @@ from importlib import util
 import numpy as np
 
 import cnorm
-from cnorm.tools.runners import latencies
 from cnorm_bench import contenders
 from cnorm_bench.cases import HIDDEN
 from cnorm_bench.contenders import memcpy_
@@ -19,6 +18,7 @@ from cnorm_bench.contenders.operations import (
     trajectory,
 )
 from cnorm_bench.environment import surroundings
+from cnorm_bench.runners import latencies
 
 __all__ = ["percentiles", "recurrent_steps", "rounded_contenders", "step_contenders"]
 

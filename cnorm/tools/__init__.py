@@ -1,1 +1,1 @@
-"""The command line, the demo and the benchmarks. They import the library; the library does not import them."""
+"""The command line and the server. They import the library; the library does not import them."""

@@ -125,15 +125,6 @@ def stages(name: str):
         yield lambda stage: progress.update(line, description=f"{name}: {stage}")
 
 
-@commands.command(short_help="Stream real speech through a trained network; export and check it.")
-@click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
-def demo(out_dir):
-    """Stream real speech through a trained layer-normalised LSTM, frame by frame; export it and check it."""
-    from cnorm.tools.demo import run
-
-    sys.exit(0 if run(out_dir) else 1)
-
-
 @commands.command()
 def info():
     """Versions, instruction sets and what is installed."""
@@ -306,7 +297,8 @@ def quantize(model, out, weights, frames, smallest, picture):
 @click.option("--private-key", type=FILE, help="For TLS, PEM.")
 @click.option("--metrics-port", type=click.IntRange(0, 65000), default=0, help="Metrics of worker i at this + i.")
 @click.option("--reuse-port", is_flag=True, help="Share the port with another server that was told so, too.")
-@click.option("--demo", is_flag=True, help="Let the page end its worker; without MODEL, the packaged model.")
+@click.option("--demo", is_flag=True, help="Let clients end their worker; without MODEL, the packaged model.")
+@click.option("--page", type=click.Path(exists=True, file_okay=False), help="Folder of a web page to serve at /.")
 def serve(store, token_file, **given):
     """Serve sessions of MODEL over WebSockets; docs/serving.md describes the protocol."""
     missing = [package for package in ("websockets", "prometheus_client") if util.find_spec(package) is None]

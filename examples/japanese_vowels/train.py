@@ -1,4 +1,4 @@
-"""Train the network that `cnorm demo` runs with `cnorm.Learner` alone: no PyTorch, frame by frame.
+"""Train the network that `make demo` runs with `cnorm.Learner` alone: no PyTorch, frame by frame.
 
 Nine speakers say the vowel pair /ae/; the network recognises the speaker while the frames arrive. It is a
 layer-normalised LSTM, 12 -> 64 (Eq. 20-22 of arXiv:1607.06450), with a linear read-out, 64 -> 9.

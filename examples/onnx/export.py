@@ -10,7 +10,9 @@ import numpy as np
 
 import cnorm
 import onnx_export
-from cnorm.tools.recordings import recordings
+
+sys.path.append(str(Path(__file__).parents[1] / "demo"))
+from recordings import recordings
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo_out")
 folder.mkdir(parents=True, exist_ok=True)

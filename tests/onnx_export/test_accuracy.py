@@ -7,7 +7,7 @@ from models import random_lstm
 
 import cnorm
 import onnx_export
-from cnorm.tools.runners import ort_session
+from cnorm_bench.runners import ort_session
 
 
 @pytest.mark.parametrize(("inputs", "units", "steps"), [(12, 64, 200), (128, 256, 60), (1024, 1024, 20)])

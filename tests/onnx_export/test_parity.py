@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import pytest
 from models import random_linear, random_lstm
+from recordings import recordings
 
 import cnorm
 import onnx_export
-from cnorm.tools.recordings import recordings
 from onnx_export.parity import ParityReport
 
 ENGINES = ("cnorm", "onnxruntime off", "onnxruntime basic", "onnxruntime all")

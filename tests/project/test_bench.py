@@ -18,8 +18,7 @@ from rich.console import Console
 
 import cnorm
 import cnorm_bench as bench
-from cnorm.tools import runners
-from cnorm_bench import cases, contenders, report
+from cnorm_bench import cases, contenders, report, runners
 from cnorm_bench.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import demo
 import numpy as np
 import pytest
 from rich.console import Console
 
 import cnorm
 import onnx_export
-from cnorm.tools import demo, runners
+from cnorm_bench import runners
 from cnorm_bench.contenders import torch_
 
 TEST_SPLIT = Path(__file__).parents[2] / "examples/japanese_vowels/japanese_vowels_test.npz"
@@ -100,10 +101,9 @@ def test_without_the_optional_packages(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["demo", "bench"])
-def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
+def test_a_folder_that_can_not_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    code = f"import sys; from cnorm.tools.cli import main; sys.argv = ['cnorm', {command!r}, '--out', 'file']; main()"
+    code = "import sys; from cnorm.tools.cli import main; sys.argv = ['cnorm', 'bench', '--out', 'file']; main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "file" in done.stderr
@@ -115,13 +115,16 @@ def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
     [
         ("info", "/dev/full", "utf-8", "No space left on device"),
         ("--help", "/dev/full", "utf-8", "No space left on device"),
-        ("demo", os.devnull, "ascii", "can't encode"),
+        ("info", os.devnull, "ascii", "can't encode"),
     ],
 )
 def test_output_that_can_not_be_written_is_one_line(command, to, encoding, message, tmp_path):
     if not os.path.exists(to):
         pytest.skip(f"there is no {to}")
-    code = f"import sys; from cnorm.tools.cli import main; sys.argv = ['cnorm', {command!r}]; main()"
+    code = (
+        "import sys; from cnorm.tools import cli, info; info.processor = lambda: '\\u00b5'\n"
+        f"sys.argv = ['cnorm', {command!r}]; cli.main()"
+    )
     with open(to, "w") as out:
         done = subprocess.run(
             [sys.executable, "-P", "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
@@ -147,9 +150,9 @@ def test_a_closed_pipe_is_not_a_failed_check(command):
 
 def test_an_interrupted_command_ends_with_one_line():
     code = (
-        "import sys; from cnorm.tools import cli, demo; sys.argv = ['cnorm', 'demo']\n"
-        "def run(_): raise KeyboardInterrupt\n"
-        "demo.run = run; cli.main()"
+        "import sys; from cnorm.tools import cli, info; sys.argv = ['cnorm', 'info']\n"
+        "def show(): raise KeyboardInterrupt\n"
+        "info.show = show; cli.main()"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cnorm: interrupted\n")

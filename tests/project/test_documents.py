@@ -264,7 +264,7 @@ def test_the_reference_has_every_public_header():
 
 def test_the_guide_names_what_exists():
     """Files, functions and constants that CONTRIBUTING.md and docs/recipes.md have in backticks."""
-    folders = (".ci", "benchmarks", "cnorm", "docs", "onnx_export", "rust/cnorm/src", "src", "tests")
+    folders = (".ci", "benchmarks", "cnorm", "docs", "examples", "onnx_export", "rust/cnorm/src", "src", "tests")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.is_file()]
     text = "".join(path.read_text() for path in paths if path.suffix[1:] in ("py", "c", "h", "inc", "pxi", "pyx", "rs"))
     places = [f"/{path.relative_to(ROOT)}" for path in [*paths, *ROOT.glob("*"), ROOT / ".ci" / "run"]]

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models import streamed_layers
+from recordings import recordings
 
 import cnorm
 from cnorm import capi
-from cnorm.tools.recordings import recordings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "embed"

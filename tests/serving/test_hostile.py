@@ -202,9 +202,9 @@ def raw(worker, request):
 
 
 def test_odd_targets_and_hosts_get_an_answer(caplog):
-    with servers.worker() as worker:
+    with servers.worker(page=str(servers.PAGE)) as worker:
         own = f"Host: 127.0.0.1:{worker.options.port}".encode()
-        for target in (b"//[", b"//x/metrics", b"http://x/metrics", b"/metrics/", b"/%6detrics"):
+        for target in (b"//[", b"//x/metrics", b"http://x/metrics", b"/metrics/", b"/%6detrics", b"/../nginx.conf"):
             assert b" 404 " in raw(worker, b"GET " + target + b" HTTP/1.1\r\n" + own + b"\r\n\r\n"), target
         for path in (b"/metrics", b"/recordings.json", b"/"):
             request = b"GET " + path + b" HTTP/1.1\r\n"
@@ -212,7 +212,7 @@ def test_odd_targets_and_hosts_get_an_answer(caplog):
             assert b" 200 " in raw(worker, request + b"Host: localhost\r\n\r\n")
             assert b" 403 " in raw(worker, request + b"Host: rebound.example\r\n\r\n")
         assert b" 200 " in raw(worker, b"GET /healthz HTTP/1.1\r\nHost: rebound.example\r\n\r\n")
-    with servers.worker(origins=["https://speech.example"]) as worker:
+    with servers.worker(origins=["https://speech.example"], page=str(servers.PAGE)) as worker:
         assert b" 200 " in raw(worker, b"GET / HTTP/1.1\r\nHost: speech.example\r\n\r\n")
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

@@ -1,8 +1,9 @@
-"""The page of `cnorm serve` in headless Chromium."""
+"""The page of examples/serve in headless Chromium."""
 
 import hashlib
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def play(browser, choice, done):
 
 
 def test_the_worker_is_killed_while_a_recording_plays(browser, tmp_path):
-    with servers.served() as (_, url):
+    with servers.served("--page", servers.PAGE) as (_, url):
         browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
         browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
         first = play(browser, "all", 1)
@@ -50,7 +51,8 @@ def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
     np.savetxt(tmp_path / "x.csv", x, delimiter=",", fmt="%.9g")
     cnorm.demo_model().save(tmp_path / "model.safetensors")
     expected = hashlib.sha256(cnorm.demo_model().stream().process(x).tobytes()).hexdigest()
-    with servers.served(tmp_path / "model.safetensors") as (_, url):
+    shutil.copytree(servers.PAGE, tmp_path / "page", ignore=shutil.ignore_patterns("*.json"))
+    with servers.served(tmp_path / "model.safetensors", "--page", tmp_path / "page") as (_, url):
         browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
         browser.wait("typeof $ !== 'undefined' && $('recording').options.length === 1")
         assert browser.run("$('play').disabled")
@@ -68,7 +70,7 @@ def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
 
 def test_without_tls_outputs_are_compared_all_the_same(browser):
     """Off localhost a page without TLS has no SHA-256."""
-    with servers.served() as (_, url):
+    with servers.served("--page", servers.PAGE) as (_, url):
         browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
         browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
         browser.run("Object.defineProperty(crypto, 'subtle', { value: undefined }); $('interval').value = 1")
@@ -80,7 +82,7 @@ def test_without_tls_outputs_are_compared_all_the_same(browser):
 
 def test_the_page_without_a_mouse(browser):
     """Names of all controls, and what a screen reader is told."""
-    with servers.served() as (_, url):
+    with servers.served("--page", servers.PAGE) as (_, url):
         browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
         browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
         browser.call("Accessibility.enable")

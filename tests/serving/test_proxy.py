@@ -98,7 +98,7 @@ def test_the_page_under_a_path(tmp_path, browser):
     with contextlib.ExitStack() as running:
         (port,) = servers.free_ports(1)
         own = running.enter_context(proxied(tmp_path, port))
-        running.enter_context(servers.served("--origin", f"http://127.0.0.1:{own}", port=port))
+        running.enter_context(servers.served("--origin", f"http://127.0.0.1:{own}", "--page", servers.PAGE, port=port))
         browser.call("Page.navigate", url=f"http://127.0.0.1:{own}/speech/")
         browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
         browser.run("$('recording').value = '0'; $('interval').value = 5; $('play').click()")
@@ -108,7 +108,7 @@ def test_the_page_under_a_path(tmp_path, browser):
 def test_the_page_says_why_it_is_refused(browser):
     """A foreign name may have the page only if its origin is accepted; a wrong token is the other cause."""
     log = "document.getElementById('log').textContent"
-    with servers.worker(token="secret") as worker:
+    with servers.worker(token="secret", page=str(servers.PAGE)) as worker:
         browser.call("Page.navigate", url=worker.url.replace("ws:", "http:").replace("/stream", "/"))
         browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 0")
         browser.run("$('interval').value = 5; $('play').click()")

@@ -522,6 +522,7 @@ def test_tls(tmp_path, model):
 
 def test_pages(running):
     assert servers.get(running.url, "/nothing")[0] == 404
+    assert servers.get(running.url, "/")[0] == 404
     status, text = servers.get(running.url, "/metrics")
     assert status == 200
     for name in ("sessions", "frames_total", "messages_total", "turn_seconds_bucket", "turn_sessions_bucket"):

@@ -16,6 +16,8 @@ from cnorm.tools.serve import Options, key_of
 from cnorm.tools.serve.listener import Listener
 from cnorm.tools.serve.worker import Worker
 
+PAGE = Path(__file__).parents[2] / "examples/serve/page"
+
 
 @contextlib.contextmanager
 def worker(model=None, **options):

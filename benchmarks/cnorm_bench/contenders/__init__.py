@@ -8,7 +8,7 @@ operations that its runtime does not have:
 ``layer_norm(x, weight, bias)`` and the other names and arguments of `operations.OPERATIONS`
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
-    The runners, as of `cnorm.tools.runners`, for one step of a recurrent model.
+    The runners, as of `cnorm_bench.runners`, for one step of a recurrent model.
 ``rounded_steps(model)``
     The same with int8 or float16 weights, which the runtime rounds itself.
 

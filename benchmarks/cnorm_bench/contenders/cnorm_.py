@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import numpy as np
 
 import cnorm
-from cnorm.tools.runners import Cnorm
 from cnorm_bench.contenders.timing import Contender, empty_like
+from cnorm_bench.runners import Cnorm
 
 LABEL = "cnorm"
 PACKAGES = ()

@@ -1,7 +1,7 @@
 """onnxruntime, one thread: `run`, and IO binding, which is faster because arrays are bound once and not copied."""
 
-from cnorm.tools.runners import OrtBinding, OrtRun, ort_session
 from cnorm_bench.contenders.timing import Contender, empty_like
+from cnorm_bench.runners import OrtBinding, OrtRun, ort_session
 
 LABEL = "onnxruntime"
 PACKAGES = ("onnx", "onnxruntime")

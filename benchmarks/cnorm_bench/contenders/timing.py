@@ -1,6 +1,6 @@
 """How contenders are described and timed. Their samples are interleaved, so that other load affects all of them alike.
 
-A `Contender` is a statement, timed as a user would write it. Those for recurrent steps are in `cnorm.tools.runners`.
+A `Contender` is a statement, timed as a user would write it. Those for recurrent steps are in `cnorm_bench.runners`.
 """
 
 from collections.abc import Callable

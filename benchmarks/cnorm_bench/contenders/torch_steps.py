@@ -1,4 +1,4 @@
-"""A step of a recurrent cell in PyTorch; see `cnorm.tools.runners`."""
+"""A step of a recurrent cell in PyTorch; see `cnorm_bench.runners`."""
 
 import warnings
 

@@ -7,7 +7,7 @@ without a session; `logs` formats the log.
 
 A change of the protocol touches `connection` (messages read), `worker` (welcome, reset, checkpoint), its other end in
 `cnorm.conversation`, which has its version and the struct of frame numbers, `cnorm.client` (a method of both sessions),
-`page.js` and `page.html`, and `cnorm_bench.load`.
+`examples/serve/page/page.js`, and `cnorm_bench.load`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Options:
         Whether another server may have the port; connections are then spread over both.
     demo : bool
         Whether a client may end the worker that it is connected to.
+    page : str
+        Folder of a web page: index.html at /, its other .html, .js and .json files beside it; empty for none.
     """
 
     model: str = ""
@@ -86,6 +88,7 @@ class Options:
     metrics_port: int = 0
     reuse_port: bool = False
     demo: bool = False
+    page: str = ""
 
     def __post_init__(self) -> None:
         for name in ("workers", "limit", "credit", "turn_sessions", "checkpoint_frames"):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import hmac
-import json
 import logging
 from email.utils import formatdate
 from http import HTTPStatus
-from importlib import resources
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
-
-from cnorm.tools.recordings import recordings as packaged_recordings
 
 __all__ = ["STREAM", "answer", "log_refusal", "operators"]
 
@@ -22,7 +19,7 @@ LOG = logging.getLogger("cnorm.serve")
 STREAM = "/stream"  # the path of the WebSocket
 OPERATORS = ("/healthz", "/readyz", "/metrics")
 TEXT = "text/plain; charset=utf-8"
-FILES = {"/": ("page.html", "text/html; charset=utf-8"), "/page.js": ("page.js", "text/javascript; charset=utf-8")}
+KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".json": "application/json"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
@@ -35,14 +32,9 @@ def answer(worker, connection, request: Request) -> Response | None:
         return operators(worker, connection, request)
     if request.method != "GET":
         return response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered\n", extra={"Allow": "GET"})
-    if path not in (*FILES, "/recordings.json"):
+    if path not in (files := page(worker.options.page)):
         return response(HTTPStatus.NOT_FOUND, "there is no such page\n")
-    if refused := foreign_host(worker, request):
-        return refused
-    if path in FILES:
-        name, kind = FILES[path]
-        return response(HTTPStatus.OK, file(name), kind)
-    return response(HTTPStatus.OK, recordings(worker.options.model == "", worker.options.demo), "application/json")
+    return foreign_host(worker, request) or response(HTTPStatus.OK, *files[path])
 
 
 def operators(worker, connection, request: Request) -> Response:
@@ -102,19 +94,11 @@ def foreign_host(worker, request: Request) -> Response | None:
 
 
 @functools.cache
-def file(name: str) -> bytes:
-    return (resources.files("cnorm.tools.serve") / name).read_bytes()
-
-
-@functools.cache
-def recordings(packaged: bool, demo: bool) -> bytes:
-    """The recordings that the page can play: those of the packaged data, if the model is the packaged one."""
-    found = []
-    if packaged:
-        each = zip(*packaged_recordings(), strict=True)
-        # three of the twelve of each speaker
-        found = [{"label": int(label), "frames": frames.tolist()} for frames, label in list(each)[::4]]
-    return json.dumps({"demo": demo, "recordings": found}).encode()
+def page(folder: str) -> dict[str, tuple[bytes, str]]:
+    """Path -> bytes and type of the files of `--page`, read once; index.html is at /."""
+    files = (file for file in Path(folder).iterdir() if file.suffix in KINDS) if folder else ()
+    found = {f"/{file.name}": (file.read_bytes(), KINDS[file.suffix]) for file in files}
+    return {"/" if path == "/index.html" else path: each for path, each in found.items()}
 
 
 def authorised(token: str, request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""A step of a recurrent model in cnorm and onnxruntime, as users call it, timed by `cnorm demo` and `cnorm bench`.
+"""A step of a recurrent model in cnorm and onnxruntime, as users call it, timed by `make demo` and `cnorm bench`.
 
 A runner has ``label``; ``mode()``, a context to run the steps in; ``reset()``, which sets its state to zero; and
 ``step(x)``, which takes x [input_size] float32 and returns y [output_size] float32, an array that the next step may

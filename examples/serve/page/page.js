@@ -1,4 +1,4 @@
-// The page of `cnorm serve`: plays frames through a session that survives the loss of its worker.
+// The page of `cnorm serve --demo --page examples/serve/page`: plays frames through a session that survives the loss of its worker.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -240,7 +240,8 @@ async function start(name, parts) {
 }
 
 async function main() {
-  const about = await (await fetch("recordings.json")).json();
+  const answer = await fetch("recordings.json");
+  const about = answer.ok ? await answer.json() : { demo: false, recordings: [] };
   $("kill").hidden = !about.demo;
   recordings = about.recordings.map((one) => ({ label: one.label, frames: one.frames.map((row) => Float32Array.from(row)) }));
   $("recording").add(recordings.length ? new Option("all, one after another", "all") : new Option("none: choose a file", ""));

@@ -1,9 +1,11 @@
-"""`cnorm demo`: the packaged network recognises the speakers of real recordings, frame by frame.
+"""`make demo`: the packaged network recognises the speakers of real recordings, frame by frame.
 
 `run` prints one section for each of these, and each section is a function below: the network's accuracy after some
 frames, the error of its ONNX file, the time of a step in each runtime, the bits of a stream that is moved to another
 process and instruction set, the bits on every instruction set, the error of layer_norm at any mean, and how the network
 learns another channel while it streams. It writes `demo.onnx` and `demo.png`.
+
+python examples/demo/demo.py [FOLDER]
 """
 
 import hashlib
@@ -19,11 +21,14 @@ import numpy as np
 
 import cnorm
 from cnorm.storage.files import write_whole
-from cnorm.tools import runners
-from cnorm.tools.info import of_checkout, processor, versions
-from cnorm.tools.recordings import recordings
+from cnorm.tools.info import processor, versions
 
-__all__ = ["run"]
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks")]
+
+from recordings import recordings  # noqa: E402
+
+from cnorm_bench import runners  # noqa: E402
 
 FRAME_MS = 6.4  # shift from one frame to the next in these recordings
 BLUE, ORANGE, GREY = "#0b6e99", "#c2571a", "#b8bec4"
@@ -154,8 +159,10 @@ def latency(console, model, onnx_model, utterances):
         engines = [runners.Cnorm(model)]
         if onnx_model is not None:
             engines += [runners.OrtRun(onnx_model), runners.OrtBinding(onnx_model)]
-        pytorch = of_checkout("contenders.torch_") if util.find_spec("torch") else None
-        engines += pytorch.steps(model, None) if pytorch else []
+        if util.find_spec("torch"):
+            from cnorm_bench.contenders import torch_
+
+            engines += torch_.steps(model, None)
         progress.update(task, total=-(-len(utterances) // 10))
         times, _ = runners.latencies(engines, utterances, at_a_time=10, after=lambda: progress.advance(task))
 
@@ -171,8 +178,7 @@ def latency(console, model, onnx_model, utterances):
         table.add_row(*row, style="bold" if label == "cnorm" else "")
     console.print(table)
     found = [f"{name} {version}" for name, version in versions("numpy", "onnxruntime", "torch").items()]
-    missing = "" if pytorch else "; in a checkout PyTorch, where installed, is timed, too"
-    console.print(f"[dim]{', '.join(found)}{missing}[/]")
+    console.print(f"[dim]{', '.join(found)}[/]")
     return times
 
 
@@ -187,9 +193,8 @@ def hand_over(console, model, utterances):
     saved = stream.save()
 
     isa = next((name for name in cnorm.available_isas() if name != cnorm.active_isa()), cnorm.active_isa())
-    # -P: do not import cnorm from the working directory, which may be a source folder without the extension module
     child = subprocess.run(
-        [sys.executable, "-P", "-c", f"from cnorm.tools import demo; demo.take_over({index}, {half})"],
+        [sys.executable, __file__, "take-over", str(index), str(half)],
         input=saved,
         env={**os.environ, "CNORM_ISA": isa},
         capture_output=True,
@@ -397,3 +402,10 @@ def installed(console, *packages):
 
 def sha256(arrays):
     return hashlib.sha256(np.concatenate(arrays).astype("<f4").tobytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["take-over"]:
+        take_over(*map(int, sys.argv[2:]))
+    else:
+        sys.exit(0 if run(*sys.argv[1:2]) else 1)
