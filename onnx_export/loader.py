@@ -93,7 +93,8 @@ def load(
     -----
     UserWarning
         If a call of the file is one step and keeps no state, which the model's stream carries; or a window of a fixed
-        number of frames, after which a stream has to be reset: `model.window` is this number.
+        number of frames, after which a stream has to be reset: `model.window` is this number; or the names of states
+        pair them otherwise than the graph does.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def load(
     found = imported(path, **given, check=check, **limits)
     if not isinstance(found, Imported):
         return found
-    if found.time_axis is None or found.window:
+    if found.time_axis is None or found.window or found.states:
         for note in found.notes:
             warnings.warn(f"{path}: {note}", stacklevel=2)
     return found.model

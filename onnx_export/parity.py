@@ -29,12 +29,13 @@ from onnx_export.ort import LEVELS
 from onnx_export.ort_stream import checked_model, initial_states
 from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, interface
 from onnx_export.parity_recordings import hard_calls, recordings, weights_varied, whole_calls
-from onnx_export.parity_report import Drift, ParityReport, Row
+from onnx_export.parity_report import ELEMENT, Drift, ParityReport, Row
 from onnx_export.quantizer import Variation
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
 SAMPLES = 3  # of a sensitivity
+ELEMENT_CALLS = 16  # from so many on no element's sensitivity is small by chance: in 48 samples
 BATCH = 3  # rows in the call that is compared with calls of one row each
 NEAR_0 = 2.0**-10  # values below are not counted in units in the last place
 UNIT = 2.0**-24  # unit roundoff of float32
@@ -123,11 +124,13 @@ class _Check:
         native = any(node.op_type in ("LSTM", "GRU", "RNN") and not node.domain for node in model_nodes(onnx_model))
         longest = max(leaf.longest_sum() for layer in model.layers for _, leaf in layer.leaves(""))
         self.measure = _Measure(longest, self.given.dtype, self.frames, native)
+        self.elements = _Elements()
         self.samples: list[tuple] = []  # the first calls that were judged: x, states, exact, sensitivity
 
     def report(self) -> ParityReport:
         self.measure.starts(self.of_model, self.of_file)
         judged = sum(self._recording(i, recording) for i, recording in enumerate(self.recordings))
+        self.elements.judge(self.measure)
         self._hard_calls()
         if self.given.sequence and self.given.frames is None:
             self._chunks()
@@ -166,10 +169,11 @@ class _Check:
         start = _rounded(states, self.given.dtype)
         results, sensitivity = self._results(x, start)
         self.measure.judge(results, sensitivity, number, step)
+        self.elements.add(results, sensitivity)
         if len(self.samples) < BATCH:
             self.samples.append((x, start, results["float64"], sensitivity))
 
-    def _results(self, x, states) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, float]]:
+    def _results(self, x, states) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
         """The results of every engine, and the sensitivity of the float64 ones."""
         results = {"float64": self.judge.call(x, states)}
         results |= {name: engine.call(x, states) for name, engine in self.engines.items()}
@@ -178,12 +182,12 @@ class _Check:
     def _next(self, results) -> dict[str, np.ndarray]:
         return {name: results[f"{name}_out"] for name in self.given.states}
 
-    def _sensitivity(self, x, states, exact) -> dict[str, float]:
-        """Change of the float64 outputs if the inputs of the call are changed relatively by the measure's `noise`.
+    def _sensitivity(self, x, states, exact) -> dict[str, np.ndarray]:
+        """Change of each float64 output if the inputs of the call are changed relatively by the measure's `noise`.
 
         Where an int8 product rounds computed numbers to integers, elements within 4 `noise` of a tie change, too.
         """
-        largest = dict.fromkeys(exact, 0.0)
+        largest = {name: np.zeros(value.shape) for name, value in exact.items()}
         for sample in range(SAMPLES):
             vary = Variation(self.rng, 4 * self.measure.noise, share=0.5 if sample else 1.0)
             near = {
@@ -280,10 +284,10 @@ def _difference(found, wanted, where: str) -> str | None:
     return next(filter(None, (_difference(*pair) for pair in pairs)), None)
 
 
-def _enlarge(sensitivity: dict[str, float], moved, exact) -> None:
-    """Raise each sensitivity to the largest difference of a result from the exact one."""
+def _enlarge(sensitivity: dict[str, np.ndarray], moved, exact) -> None:
+    """Raise each sensitivity to the difference of a result from the exact one."""
     for name, value in exact.items():
-        sensitivity[name] = max(sensitivity[name], _largest(np.abs(moved[name] - value)))
+        sensitivity[name] = np.maximum(sensitivity[name], np.abs(moved[name] - value))
 
 
 def _rounded(state, dtype) -> dict[str, np.ndarray]:
@@ -306,7 +310,7 @@ class _Measure:
         for name, exact in files.items():
             distance = _distance(ours[name], exact)
             if distance.any():
-                self._add("cnorm", "float64", f"{name}_in", distance, exact, 0.0, (0, 0))
+                self.add("cnorm", "float64", f"{name}_in", distance, exact, 0.0, (0, 0))
 
     def judge(self, results, sensitivity, recording, step) -> None:
         """Judge one call. Each engine may differ from float64 by the bound, so two engines by twice the bound."""
@@ -318,13 +322,13 @@ class _Measure:
             for tensor, value in exact.items():
                 distance = _distance(results[engine][tensor], results[against][tensor])
                 allowed = 2 * self._allowed(value, sensitivity[tensor])
-                self._add(engine, against, tensor, distance, value, allowed, (recording, step))
+                self.add(engine, against, tensor, distance, value, allowed, (recording, step))
 
     def row(self, engine, against, results, exact, sensitivity, place) -> None:
         """Compare one engine's call with the float64 results."""
         for tensor, value in exact.items():
             allowed = self._allowed(value, sensitivity[tensor])
-            self._add(engine, against, tensor, _distance(results[tensor], value), value, allowed, place)
+            self.add(engine, against, tensor, _distance(results[tensor], value), value, allowed, place)
 
     def chunks(self, engine, single, whole, recording) -> None:
         """Compare the same steps computed in different calls.
@@ -341,12 +345,12 @@ class _Measure:
                 else len(single["y"]) - 1
             )
             allowed = 2 * len(single["y"]) * bound(self.longest, exact, self.unit) if self.native else 0.0
-            self._add(engine, "single steps", tensor, distance, exact, allowed, (recording, step))
+            self.add(engine, "single steps", tensor, distance, exact, allowed, (recording, step))
 
     def _allowed(self, exact, sensitivity) -> float:
-        return self.frames * bound(self.longest, exact, self.unit, sensitivity)
+        return self.frames * bound(self.longest, exact, self.unit, _largest(sensitivity))
 
-    def _add(self, engine, against, tensor, distance, exact, allowed: float, place: tuple[int, int]) -> None:
+    def add(self, engine, against, tensor, distance, exact, allowed: float, place: tuple[int, int]) -> None:
         size = np.broadcast_to(np.abs(exact), distance.shape)
         units = np.spacing(size[size >= NEAR_0].astype(self.dtype)).astype(np.float64)
         largest, ulp = _largest(distance), _largest(distance[size >= NEAR_0] / units)
@@ -363,6 +367,44 @@ class _Measure:
                 key = engine, against, tensor
                 distance = _largest(_distance(array, runs[against][tensor]))
                 self.drifts[key] = max(self.drifts.get(key, 0.0), distance)
+
+
+class _Elements:
+    """Each element beside its own largest value in all calls of the recordings, so that larger ones hide no error."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.exact: dict[str, np.ndarray] = {}
+        self.sensitivity: dict[str, np.ndarray] = {}
+        self.distance: dict[tuple[str, str], np.ndarray] = {}
+
+    def add(self, results, sensitivity) -> None:
+        self.calls += 1
+        for tensor, exact in results["float64"].items():
+            _keep(self.exact, tensor, np.abs(exact))
+            _keep(self.sensitivity, tensor, sensitivity[tensor])
+            for engine in results.keys() - {"float64"}:
+                _keep(self.distance, (engine, tensor), _distance(results[engine][tensor], exact))
+
+    def judge(self, measure: _Measure) -> None:
+        """Add the worst element of each tensor."""
+        if self.calls < ELEMENT_CALLS:
+            return
+        for (engine, tensor), distance in sorted(self.distance.items()):
+            pairs = zip(self.exact[tensor], self.sensitivity[tensor], strict=True)
+            allowed = np.array(
+                [measure.frames * bound(measure.longest, exact, measure.unit, change) for exact, change in pairs]
+            )
+            worst = int(np.argmax(distance / allowed))
+            near = slice(worst, worst + 1)
+            value = self.exact[tensor][near]
+            measure.add(engine, "float64", tensor, distance[near], value, float(allowed[worst]), (ELEMENT, 0))
+
+
+def _keep(kept: dict, key, values: np.ndarray) -> None:
+    """Raise what is kept for each element, the last axis, to the largest of some values that are numbers."""
+    largest = np.fmax.reduce(values.reshape(-1, values.shape[-1]), axis=0)
+    kept[key] = np.fmax(kept.get(key, 0.0), largest)
 
 
 def _pairs(results) -> list[tuple[str, str]]:

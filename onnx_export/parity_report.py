@@ -6,7 +6,9 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
-__all__ = ["Drift", "ParityReport", "Row"]
+__all__ = ["ELEMENT", "Drift", "ParityReport", "Row"]
+
+ELEMENT = "each element"  # the recording of a row for elements by themselves
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Row:
         The absolute difference allowed in that step.
     recording : int or str
         The number of the recording that holds that step, or the name of a hard call: "zeros" (from zero states),
-        "scale 100" (from zero states), "repeated values", "scale 1e-04", "cells beyond their clip", ...
+        "scale 100" (from zero states), "repeated values", "scale 1e-04", "cells beyond their clip", ...; "each element"
+        for the largest difference of an element in all steps, judged beside the largest value of this element.
     step : int
         Its number in the recording.
     ok : bool
@@ -112,7 +115,9 @@ class ParityReport:
             return f"equal within {self.dtype} rounding: {setting}"
         f = self.first
         place = f"step {f.step} of recording {f.recording}"
-        if isinstance(f.recording, str):
+        if f.recording == ELEMENT:
+            place = "an element, beside its own largest value"
+        elif isinstance(f.recording, str):
             place = f"the hard call {f.recording!r}"
         return (
             f"not equal: {f.engine} and {f.against} go apart first in {f.tensor} at {place}, "

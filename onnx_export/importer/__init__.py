@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cnorm.model import Model
+from cnorm.text import quoted
 from onnx_export.errors import NotImported
 from onnx_export.parity_report import ParityReport
 
@@ -27,6 +28,9 @@ __all__ = ["Imported", "import_model"]
 
 # What quantize_dynamic makes of MatMul, Gemm, Conv, LSTM and Attention.
 ROUNDED = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
+
+LIKE = 0.5  # of the letters of two names: they seem to belong together
+RUNTIME_DOMAINS = ("ai.onnx.", "com.microsoft", "com.ms.")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def import_model(
     from onnx_export.ort import CannotRun
 
     stage("finding the layers")
+    _refuse_taken_names(onnx_model)
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
     _refuse_rounded(onnx_model)
@@ -113,9 +118,19 @@ def import_model(
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    notes = (*_notes(model, found, file), *_left_out(onnx_model, found))
+    notes = (*_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
     window = file.steps if found.time_axis is not None and not found.states else None
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+
+
+def _refuse_taken_names(onnx_model: onnx.ModelProto) -> None:
+    """Refuse local functions in a domain of a runtime's own operators, which it may run instead of the function."""
+    for function in onnx_model.functions:
+        if function.domain in ("", "ai.onnx") or function.domain.startswith(RUNTIME_DOMAINS):
+            raise NotImported(
+                f"its function {quoted(function.name)} is in the domain {quoted(function.domain or 'ai.onnx')}, where "
+                "a runtime may have an operator of this name and run that: give the function a domain of its own"
+            )
 
 
 def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
@@ -129,6 +144,20 @@ def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
             [f"{nodes[0].op_type} {nodes[0].name or nodes[0].output[0]!r} and {len(nodes) - 1} more nodes of its kind",
              "import the file that it was made of; with --weights int8 (Model.with_weights) its matrices are rounded"],
         )  # fmt: skip
+
+
+def _crossed(found, given) -> tuple[str, ...]:
+    """States that are paired by structure against what their names say."""
+    from onnx_export.importer.interface import alike
+
+    sizes = {name: value.numbers.size for name, value in found.trace.values.items() if name in found.states.values()}
+    for name, result in found.states.items():
+        others = [other for other in sizes if sizes[other] == sizes[result]]
+        liked = max(others, key=lambda other: (alike(name, other), other == result))
+        if liked != result and name not in given and alike(name, liked) >= LIKE:
+            text = f"the state {name!r} is given back by {result!r}, by what the graph computes, and not by {liked!r}"
+            return (f"{text}: states={{{name!r}: {result!r}}} confirms it",)
+    return ()
 
 
 def _left_out(onnx_model, found) -> tuple[str, ...]:

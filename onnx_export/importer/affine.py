@@ -8,8 +8,9 @@ import numpy as np
 
 from onnx_export.importer.elements import Block, Cannot
 
-__all__ = ["Affine", "affine"]
+__all__ = ["MAX_FACTOR", "Affine", "affine"]
 
+MAX_FACTOR = 2.0**64  # half of float32's exponents: what is divided by as much again would be folded to an ordinary one
 MAX_LINEAR = 20_000  # calls of `affine` for one trace: each sum of two makes two more
 
 
@@ -40,6 +41,9 @@ def affine(trace, numbers: np.ndarray, atoms: bool = False) -> Affine | None:
     owners = trace.owners(numbers)
     parts = [(block, (numbers >= block.first) & (numbers < block.first + block.size)) for block in owners]
     found = [_affine_of(trace, block, numbers[inside] - block.first, atoms) for block, inside in parts]
+    for (block, _), part in zip(parts, found, strict=True):
+        if part is not None and np.abs(part.weight).max(initial=0) > MAX_FACTOR:
+            raise Cannot(f"{block.node}: its factors are so large that float32 overflows for ordinary frames")
     if any(part is None for part in found):
         return None
     if len(found) == 1:

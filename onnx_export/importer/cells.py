@@ -18,6 +18,7 @@ import numpy as np
 from cnorm.cells.functions import OF_CELLS, function_of_cell
 from onnx_export.importer.affine import Affine, affine
 from onnx_export.importer.cell_parts import Found, Leaf, NoCellError, assembled
+from onnx_export.importer.frames import depending
 from onnx_export.importer.normed_rows import Normed, normed
 from onnx_export.importer.values import Unknown, evaluate
 from onnx_export.laws.cells import function_of, step
@@ -56,9 +57,9 @@ class _Reading:
         self.before = np.array([old[number] for number in h.tolist()], np.int64)
         self.new_of = {before: new for new, before in old.items()}
         self.old_h = set(self.before.tolist())
-        self.depends = _depending(trace, self.before)
+        self.depends = depending(trace, self.before)
         own = [o for o, new in self.new_of.items() if new < len(self.depends) and self.depends[new]]
-        self.depends = _depending(trace, np.array(own, np.int64))
+        self.depends = depending(trace, np.array(own, np.int64))
         self.vectors: list[np.ndarray] = []
         self.leaves: list[Leaf] = []
         self.norms: list[tuple[np.ndarray, Normed]] = []
@@ -286,24 +287,6 @@ class _Reading:
 def _is_dense(form: Affine | None) -> bool:
     """Whether an output reads several terms, as that of a product does."""
     return form is not None and len(form.terms) > 0 and bool(((form.weight != 0).sum(1) > 1).any())
-
-
-def _depending(trace, numbers) -> np.ndarray:
-    """For each element whether it depends on one of some elements."""
-    depends = np.zeros(trace._next, bool)
-    depends[numbers] = True
-    for block in trace.blocks:
-        if not block.operands:
-            continue
-        width = block.size // len(block.operands[0])
-        rows = np.zeros(len(block.operands[0]), bool)
-        for operand in block.operands:
-            if len(operand) == len(rows):
-                rows |= depends[operand].any(1)
-            else:
-                rows |= depends[operand].any()
-        depends[block.first : block.first + block.size] |= np.repeat(rows, width)[: block.size]
-    return depends
 
 
 def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Normed | None]]:

@@ -18,7 +18,7 @@ from onnx_export.importer.elements import Block, Elements
 from onnx_export.importer.trace import MOVING
 from onnx_export.nodes import all_graphs
 
-__all__ = ["CELLS", "MAX_REACH", "Reach", "counted", "rows_of", "thresholds", "unrolled"]
+__all__ = ["CELLS", "MAX_REACH", "Reach", "counted", "depending", "rows_of", "thresholds", "unrolled"]
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -179,8 +179,14 @@ def unrolled(trace, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     groups = [group for group in copies.values() if len(group) > 1]
     behind = _behind(trace, {block.first for group in groups for block in group}) if groups else {}
     for name, shape in shapes.items():
-        for axis in [axis for axis, size in enumerate(shape) if size > 1 and groups]:
-            last = Reach(trace, {name: axis}, shape[axis]).last
+        for axis in [axis for axis, size in enumerate(shape) if size > 1 and copies]:
+            reach = Reach(trace, {name: axis}, shape[axis])
+            last = reach.last
+            if node := _fed_back(trace, reach, copies.values()):
+                text = (
+                    f"the product of one of the {shape[axis]} elements along axis {axis} of {name!r} is added to what "
+                )
+                return [f"{node}: {text}the same matrix made of one before: an unrolled RNN; export one step"]
             for group in groups:
                 ends = [last[block.first : block.first + block.size].max() for block in group]
                 pairs = zip(group, group[1:], ends, ends[1:], strict=False)
@@ -189,6 +195,52 @@ def unrolled(trace, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
                     remedy = "export one step with its state, or the recurrent operator"
                     return [f"{group[0].node}: {text} along axis {axis} of {name!r}: an unrolled RNN; {remedy}"]
     return []
+
+
+def _fed_back(trace, reach: Reach, groups) -> str:
+    """Where W x[t] is added to what depends on W x[t - 1], which is a recurrence of two steps; else ""."""
+    for group in groups:
+        rows = [block.numbers.reshape(len(block.operands[0]), -1) for block in group]
+        rows = [row for each in rows for row in each if reach.first[row[0]] == reach.last[row[0]]]
+        if len({int(reach.last[row[0]]) for row in rows}) < 2:
+            continue
+        first = min(rows, key=lambda row: reach.last[row[0]])
+        late = set(np.concatenate([row for row in rows if reach.last[row[0]] > reach.last[first[0]]]).tolist())
+        behind = depending(trace, first)
+        for block in trace.blocks:
+            if block.op == "add":
+                a, b = (operand.ravel() for operand in block.operands)
+                for own, fed in ((a, b), (b, a)):
+                    if late.issuperset(_unshifted(trace, own).tolist()) and behind[fed].any():
+                        return block.node
+    return ""
+
+
+def _unshifted(trace, numbers: np.ndarray) -> np.ndarray:
+    """Elements without the constants that are added to them."""
+    owners = trace.owners(numbers)
+    while len(owners) == 1 and owners[0].op == "shift":
+        numbers = owners[0].operands[0][numbers - owners[0].first, 0]
+        owners = trace.owners(numbers)
+    return numbers
+
+
+def depending(trace, numbers) -> np.ndarray:
+    """For each element whether it depends on one of some elements."""
+    depends = np.zeros(trace.size, bool)
+    depends[numbers] = True
+    for block in trace.blocks:
+        if not block.operands:
+            continue
+        width = block.size // len(block.operands[0])
+        rows = np.zeros(len(block.operands[0]), bool)
+        for operand in block.operands:
+            if len(operand) == len(rows):
+                rows |= depends[operand].any(1)
+            else:
+                rows |= depends[operand].any()
+        depends[block.first : block.first + block.size] |= np.repeat(rows, width)[: block.size]
+    return depends
 
 
 def _behind(trace, marked: set[int]) -> dict[int, set[int]]:

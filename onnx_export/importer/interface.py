@@ -28,7 +28,7 @@ from onnx_export.importer.frames import unrolled
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["Inputs", "Plan", "plan"]
+__all__ = ["Inputs", "Plan", "alike", "plan"]
 
 INTEGERS = {
     TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
@@ -341,13 +341,14 @@ def _rank(found: Plan) -> tuple:
     return len(elements) if over or found.states else 0, len(found.outputs) == 1, shapes, given
 
 
-def _alike(name: str, result: str) -> float:
+def alike(name: str, result: str) -> float:
+    """How much of two names is the same, from 0 to 1."""
     return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
 
 
 def _likeness(found: Plan) -> float:
     """How much the names of states are like those of the outputs that give them back."""
-    return sum(_alike(*pair) for pair in found.states.items())
+    return sum(alike(*pair) for pair in found.states.items())
 
 
 def _check_names(found: Plan, states) -> None:
@@ -355,7 +356,7 @@ def _check_names(found: Plan, states) -> None:
     for name, result in found.states.items():
         for frame in found.frames:
             same = np.array_equal(_numbers(found, frame), _numbers(found, result))
-            if same and name not in states and _alike(frame, result) > _alike(name, result):
+            if same and name not in states and alike(frame, result) > alike(name, result):
                 raise NotImported(
                     f"the output {quoted(result)} is the input {quoted(frame)} unchanged: if {quoted(name)} is the "
                     f"frame before, say so by states={{{name!r}: {result!r}}}"

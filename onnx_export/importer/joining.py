@@ -16,6 +16,7 @@ import numpy as np
 import cnorm
 from cnorm.layers.base import INPUT, with_name
 from cnorm.layers.taps import PARTS
+from onnx_export.importer.affine import MAX_FACTOR
 from onnx_export.importer.elements import Cannot
 
 __all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]
@@ -146,6 +147,8 @@ class Joined:
     def scale(self, factor) -> None:
         self._start()
         self._factor, self._offset = self._factor * factor, self._offset * factor
+        if np.abs(self._factor).max(initial=0) > MAX_FACTOR:
+            raise Cannot("its factors are so large that float32 overflows for ordinary frames")
 
     def shift(self, offset) -> None:
         self._start()

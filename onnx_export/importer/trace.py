@@ -68,6 +68,8 @@ class Trace:
     halves : bool
         Whether an input has floats of 16 bits, to which its results may be rounded then.
     blocks : list of Block
+    size : int
+        Elements of all blocks.
     values : dict of str to Elements or ndarray
     sequences : list of ndarray
         The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size]; of a Scan or Loop what its steps make.
@@ -92,7 +94,7 @@ class Trace:
         self.halves = any(value.type.tensor_type.elem_type in HALVES for value in model.graph.input)
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
-        self._next = self._moved_elements = self._nodes = 0
+        self.size = self._moved_elements = self._nodes = 0
         self.taken: dict[tuple[str, ...], str] = {}
         self._around: tuple[str, ...] = ()
         self.faults: list[str] = []
@@ -118,9 +120,9 @@ class Trace:
         if size > most:
             what = f"input {quoted(node)}" if op == "input" else "its result"
             raise Cannot(f"{what} has {size} elements, the limit is {most}")
-        self.blocks.append(Block(op, node, self._next, size, tuple(operands), constants))
-        self._firsts.append(self._next)
-        self._next += size
+        self.blocks.append(Block(op, node, self.size, size, tuple(operands), constants))
+        self._firsts.append(self.size)
+        self.size += size
         return Elements(self.blocks[-1].numbers.reshape(shape))
 
     def owners(self, numbers: np.ndarray) -> list[Block]:

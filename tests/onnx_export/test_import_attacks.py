@@ -5,6 +5,7 @@ input of it is, or in an output that it did not look at.
 """
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from graphs import imported, node, normal, saved
@@ -78,6 +79,8 @@ LATE = [node("Slice", "sizes a0 a1", "n"), node("Concat", "front y3", "l", axis=
 EXCHANGED = [node("Squeeze", "x a0", "x2"), node("MatMul", "x2 A", "p"), node("MatMul", "h0 B", "q"),
              node("Add", "p q", "u"), node("Tanh", "u", "h2"), node("MatMul", "h2 A", "y"),
              node("Unsqueeze", "h2 a0", "h1")]  # fmt: skip
+TWO = [node("Gather", "x zero", "x0", axis=1), node("Gather", "x one", "x1", axis=1), node("MatMul", "x0 L", "q0"),
+       node("Tanh", "q0", "h"), node("MatMul", "x1 L", "q1")]  # fmt: skip
 WRONG = {
     "a limit that is a product": lambda: many(over(node("Mul", "k15 k20", "k"), node("Greater", "t k", "o"))),
     "a limit that was a float": lambda: many(over(cast("f300", "k", INT64), node("Greater", "t k", "o"))),
@@ -142,24 +145,43 @@ WRONG = {
         [*step(y="y2"), helper.make_node("RandomUniform", [], ["u"], shape=[1], seed=1.0),
          node("Greater", "u nearly", "g"), cast("g", "f", 1), node("Add", "y2 f", "y")]
     ),
+    "two steps written out": lambda: (
+        [*TWO, node("MatMul", "h C", "f"), node("Add", "q1 f", "s"), node("Tanh", "s", "y")],
+        {"x": [1, 2, INPUTS]}, {"y": [1, UNITS]},
+    ),
+    "a sum that is absorbed beside a large output": lambda: (
+        [node("MatMul", "x A", "v"), node("Add", "v far", "w"), node("Sub", "w far", "u"), node("MatMul", "x L", "p"),
+         node("Mul", "p far2", "q"), node("Concat", "u q", "y", axis=1)],
+        {"x": [1, INPUTS]}, {"y": [1, INPUTS + UNITS]},
+    ),
+    "a factor that overflows": lambda: one(
+        [*step(y="y2"), node("Mul", "y2 large", "l"), node("Mul", "l small", "y")]
+    ),
     "x and a state that could be exchanged": lambda: (
         EXCHANGED, {"x": [1, 1, INPUTS], "h0": [1, INPUTS]}, {"y": [1, INPUTS], "h1": [1, 1, INPUTS]}
     ),
 }  # fmt: skip
 MORE = {"front": np.zeros((100, 1, UNITS), np.float32), "flags": np.repeat([0, 1], [300, 4000]), "i8": np.int8(0),
         "zeros": np.zeros((1, 1, UNITS), np.float32),
+        "far": np.float32(1e5), "far2": np.float32(1e7), "large": np.float32(1e35), "small": np.float32(1e-35),
         "one_f": np.float32(1), "gain_half": np.float32(0.5), "nearly": np.float32(0.999)}  # fmt: skip
 
 
 REASONS = (
     "number of the frames|number of frames|do not compute|"
-    "random numbers|16 bits|small integers|unchanged|more than one reading"
+    "an unrolled RNN|an element, beside|random numbers|overflows|16 bits|small integers|unchanged|more than one reading"
 )
 
 
 def written(path, rng, nodes, inputs, outputs):
-    shapes = {"W": (1, 3 * UNITS, INPUTS), "R": (1, 3 * UNITS, UNITS), "L": (INPUTS, UNITS), "P": (UNITS, 2)}
-    shapes |= {"A": (INPUTS, INPUTS), "B": (INPUTS, INPUTS)}
+    shapes = {
+        "W": (1, 3 * UNITS, INPUTS),
+        "R": (1, 3 * UNITS, UNITS),
+        "L": (INPUTS, UNITS),
+        "P": (UNITS, 2),
+        "V": (2 * UNITS, 2),
+    }
+    shapes |= {"C": (UNITS, UNITS), "L4": (UNITS, INPUTS), "A": (INPUTS, INPUTS), "B": (INPUTS, INPUTS)}
     read = {name for each in nodes for name in each.input}
     weights = {name: normal(rng, *shape) for name, shape in shapes.items()} | NUMBERS | MORE
     return saved(path, nodes, inputs, outputs, {name: value for name, value in weights.items() if name in read}, 18)
@@ -184,6 +206,38 @@ def test_a_clip_that_is_out_of_reach_is_refused_where_runtimes_differ(tmp_path, 
     shapes = {"x": [1, 1, INPUTS], "h0": state, "c0": state}, {"y": [1, 1, UNITS], "h1": state, "c1": state}
     with pytest.raises(ValueError, match="its clip"):
         imported(saved(tmp_path / "m.onnx", nodes, *shapes, weights))
+
+
+def test_one_layer_for_two_frames_of_a_window_loads(tmp_path, rng):
+    nodes = [*TWO, node("Tanh", "q1", "h1"), node("Concat", "h h1", "c", axis=1), node("MatMul", "c V", "y")]
+    imported(written(tmp_path / "m.onnx", rng, nodes, {"x": [1, 2, INPUTS]}, {"y": [1, 2]}))
+
+
+@pytest.mark.parametrize(("domain", "name"), [("", "Selu"), ("ai.onnx", "HardSwish"), ("com.microsoft", "Gelu")])
+def test_a_function_with_the_name_of_an_operator_is_refused(domain, name, tmp_path, rng):
+    """onnxruntime runs its own operator, not the function."""
+    opsets = [helper.make_opsetid("", 18)]
+    function = helper.make_function(domain, name, ["a"], ["b"], [node("Sigmoid", "a", "b")], opsets)
+    path = written(
+        tmp_path / "m.onnx", rng, *one([*step(y="y2"), helper.make_node(name, ["y2"], ["y"], domain=domain)])
+    )
+    model = onnx.load(path)
+    model.functions.append(function)
+    model.opset_import.extend([helper.make_opsetid(domain, 1)] if domain == "com.microsoft" else [])
+    onnx.save(model, path)
+    with pytest.raises(ValueError, match=f"its function '{name}' is in the domain"):
+        imported(path)
+
+
+def test_states_whose_names_are_crossed_are_told(tmp_path, rng):
+    nodes = [*step("s0", "s1_out", "y1"), node("MatMul", "y1 L4", "u"), node("Unsqueeze", "u a0", "u3"),
+             helper.make_node("GRU", ["u3", "W", "R", "", "", "s1"], ["Y2", "s0_out"], hidden_size=UNITS),
+             node("Squeeze", "Y2 a01", "y")]  # fmt: skip
+    state = [1, 1, UNITS]
+    inputs, outputs = {"x": [1, INPUTS], "s0": state, "s1": state}, {"y": [1, UNITS], "s0_out": state, "s1_out": state}
+    found = imported(written(tmp_path / "m.onnx", rng, nodes, inputs, outputs))
+    assert found.states == {"s0": "s1_out", "s1": "s0_out"}
+    assert any("'s0' is given back by 's1_out'" in note for note in found.notes)
 
 
 def test_no_output_is_lost(tmp_path, rng):
