@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class Parameters:
         self.flat = flat(layers, input_size)
         leaves = [leaf for i, layer in enumerate(layers) for leaf in layer.leaves(f"layers.{i}") if leaf[1].weights]
         run = [i for i, (layer, _) in enumerate(self.flat) if layer.weights]
+        self.states = list(accumulate((layer.stateful for layer, _ in self.flat), initial=0))  # before each place
         places = [(i, f"{name}.", layer) for i, (name, layer) in zip(run, leaves, strict=True)]
         named = [(prefix + name, array) for _, prefix, layer in places for name, array in layer.weights.items()]
         self.values = np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for _, array in named)])
@@ -59,13 +61,11 @@ class Parameters:
         """Set `gradient` from `tape`; `initial`: the tape began at the initial state, which is a parameter too."""
         self.gradient[:] = 0
         names = {name: slice(start, start + units) for name, units, start in tape.state_arrays}
-        cell = 0
         for i, layer, _, targets in self.places:
             gradients = tape.gradients[i]
             if layer.recurrent and initial:
-                states = {f"{part}0": names.get(f"{part}{cell}") for part in "hc"}
+                states = {f"{part}0": names.get(f"{part}{self.states[i]}") for part in "hc"}
                 gradients = gradients | {k: tape.dstate[:, at].sum(0) for k, at in states.items() if at}
-            cell += layer.stateful
             add_gradients(targets, gradients)
 
     def load_into(self, tape: _core.Tape) -> None:

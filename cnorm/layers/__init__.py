@@ -11,6 +11,7 @@ from cnorm.layers.activation import Activation
 from cnorm.layers.bidirectional import Bidirectional
 from cnorm.layers.cells import GRU, LSTM, RNN
 from cnorm.layers.conv import CausalConv1d, Conv1d
+from cnorm.layers.delay import Delay
 from cnorm.layers.embedding import Embedding
 from cnorm.layers.linear import Linear
 from cnorm.layers.norm import LayerNorm
@@ -28,6 +29,7 @@ __all__ = [
     "CausalConv1d",
     "Concat",
     "Conv1d",
+    "Delay",
     "Embedding",
     "LayerNorm",
     "Linear",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -165,6 +166,7 @@ class Bound:
     """One of the runtime's layers, where a layer is made of several: the parts of one place in its list."""
 
     weights: Mapping[str, np.ndarray] = MappingProxyType({})
+    stateful = False
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -203,6 +205,15 @@ def name_of(name: Any, argument: str) -> str:
             f"{argument} must be at most 64 letters, digits, _ and ., the first a letter, got {quoted(name)}"
         )
     return name
+
+
+def at_least(least: int, value: Any, name: str) -> int:
+    """An option of a layer that is an integer, checked to be in range."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if not least <= value < 1 << 28:
+        raise ValueError(f"{name} must be at least {least} and below 2^28, got {value}")
+    return int(value)
 
 
 def refuse_hooks(module: Any, what: str = "the module") -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
-from cnorm.layers.base import Layer, refuse_hooks, weight_and_bias, with_name
+from cnorm.layers.base import Layer, at_least, refuse_hooks, weight_and_bias, with_name
 
 TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=True)
 
@@ -20,7 +20,7 @@ class Conv(Layer):
 
     def _take(self, weight: Any, bias: Any, dilation: int, groups: int) -> None:
         sizes = self._take_weights(TENSORS, weight, bias)
-        self.dilation, self.groups = _at_least(1, dilation, "dilation"), _at_least(1, groups, "groups")
+        self.dilation, self.groups = at_least(1, dilation, "dilation"), at_least(1, groups, "groups")
         self.out_channels, self.taps, self.channels = sizes["O"], sizes["K"], sizes["I"] * self.groups
         if self.out_channels % self.groups:
             raise ValueError(f"groups must divide the {self.out_channels} outputs, got {groups}")
@@ -216,11 +216,11 @@ class Conv1d(Conv):
             weight, bias, dilation, groups = module.weight, module.bias, module.dilation[0], module.groups
             stride, padding, padding_mode = module.stride[0], module.padding[0], module.padding_mode
         self._take(weight, bias, dilation, groups)
-        self.positions, self.stride = _at_least(1, positions, "positions"), _at_least(1, stride, "stride")
+        self.positions, self.stride = at_least(1, positions, "positions"), at_least(1, stride, "stride")
         padding = (padding, padding) if isinstance(padding, Integral) else padding
         if not isinstance(padding, (tuple, list)) or len(padding) != 2:
             raise TypeError(f"padding must be a number or two, got {padding!r}")
-        self.padding = tuple(_at_least(0, one, "padding") for one in padding)
+        self.padding = tuple(at_least(0, one, "padding") for one in padding)
         if padding_mode not in ("zeros", "reflect"):
             raise ValueError(f"padding_mode must be 'zeros' or 'reflect', got {padding_mode!r}")
         self.padding_mode = padding_mode
@@ -276,14 +276,6 @@ def _tensor(values: np.ndarray, taps: int, groups: int) -> np.ndarray:
     whole = values.reshape(len(values), taps, -1).transpose(0, 2, 1)
     o, c = len(values) // groups, whole.shape[1] // groups
     return np.concatenate([whole[g * o : (g + 1) * o, g * c : (g + 1) * c] for g in range(groups)])
-
-
-def _at_least(least: int, value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if not least <= value < 1 << 28:
-        raise ValueError(f"{name} must be at least {least} and below 2^28, got {value}")
-    return int(value)
 
 
 def _module(module, bias):

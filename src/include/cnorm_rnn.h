@@ -205,6 +205,13 @@ typedef struct cnorm_concat {
     } parts[CNORM_PARTS];
 } cnorm_concat;
 
+/* y [frames, n] = the x [n] of (frames - 1) * dilation, ..., dilation and 0 steps before. The state is the last
+ * (frames - 1) * dilation x, the oldest first. */
+typedef struct cnorm_delay {
+    ptrdiff_t n, frames, dilation; /* at least 1 */
+    ptrdiff_t outputs;             /* frames * n */
+} cnorm_delay;
+
 /* The kinds of layers: CNORM_LAYER_ and the name, the layer's struct, its member of `as`. Packed files store the number
  * of a kind, so a new one is the last. */
 #define CNORM_LAYERS(LAYER)                                                                                            \
@@ -218,7 +225,8 @@ typedef struct cnorm_concat {
     LAYER(CONCAT, cnorm_concat, concat)                                                                                \
     LAYER(CAUSAL_CONV, cnorm_conv, causal_conv)                                                                        \
     LAYER(CONV, cnorm_conv, conv)                                                                                      \
-    LAYER(EMBEDDING, cnorm_embedding, embedding)
+    LAYER(EMBEDDING, cnorm_embedding, embedding)                                                                       \
+    LAYER(DELAY, cnorm_delay, delay)
 
 #define CNORM_LAYER_NUMBER(name, type, member) CNORM_LAYER_##name,
 typedef enum cnorm_layer_kind { CNORM_LAYERS(CNORM_LAYER_NUMBER) } cnorm_layer_kind;

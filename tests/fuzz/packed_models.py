@@ -51,6 +51,7 @@ def models(rng):
         ]
     )  # fmt: skip
     yield convolutions
+    yield cnorm.Model([cnorm.Delay(3, 2, input_size=2), cnorm.Linear(np.ones((2, 6), np.float32))])
     tokens = cnorm.Embedding(rng.standard_normal((5, 2)).astype(np.float32))
     yield cnorm.Model([cnorm.Slice("input", 1, 2), tokens, gru])
     for weights in ("int8", "float16"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cells import random_weights
-from models import streamed_layers, token_model
+from models import frame_layers, streamed_layers, token_model
 
 import cnorm
 import onnx_export
@@ -133,6 +133,10 @@ def tokens_model(rng, weights="float32"):
     return token_model(rng).with_weights(weights, smallest=1)
 
 
+def frames_model(rng, weights="float32"):
+    return cnorm.Model(frame_layers(rng)).with_weights(weights, smallest=1)
+
+
 def public_model(rng, name):
     path = PUBLIC / name
     if not path.exists():
@@ -145,7 +149,8 @@ def kinds(layers):
 
 
 def test_the_model_has_each_kind_that_streams(rng):
-    assert kinds(streamed_layers(rng)) | kinds(token_model(rng).layers) | {"Bidirectional"} == set(KINDS)
+    lists = streamed_layers(rng), token_model(rng).layers, frame_layers(rng)
+    assert kinds([layer for layers in lists for layer in layers]) | {"Bidirectional"} == set(KINDS)
 
 
 def test_the_longest_sum_of_each_kind():
@@ -198,6 +203,7 @@ def test_every_path_has_the_same_bits(weights, isa, rng):
 CASES = [
     *((f"layers in {weights}", whole_model, weights) for weights in WEIGHTS),
     *((f"tokens in {weights}", tokens_model, weights) for weights in WEIGHTS),
+    *((f"frames in {weights}", frames_model, weights) for weights in WEIGHTS),
     *((name, public_model, name) for name in ("dtln_1.onnx", "silero_16k_op15.onnx")),
 ]
 

@@ -47,6 +47,18 @@ def streamed_layers(rng):
     ]
 
 
+def frame_layers(rng):
+    """A list with each kind of layer of frames [channels, positions] that came after those of `streamed_layers`."""
+
+    def normal(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    return [
+        cnorm.Delay(3, 2, input_size=21),
+        cnorm.Conv1d(normal(4, 9, 3), normal(4), positions=7, padding=1),
+    ]
+
+
 def token_model(rng):
     """Token ids among other numbers: an embedding and a cell."""
     return cnorm.Model(

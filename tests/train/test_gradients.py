@@ -8,7 +8,7 @@ from tolerances import assert_within
 
 import cnorm
 from cnorm import _core
-from cnorm.layers.chain import flat
+from cnorm.layers.chain import flat, sizes_of
 
 KEYS = sorted(cnorm.PRESETS)
 
@@ -37,7 +37,8 @@ def random_stack(rng):
         cnorm.Conv1d(filtered(3, 3, 3), filtered(3), positions=3, padding=1, padding_mode="reflect"),
         cnorm.Conv1d(filtered(3, 1, 2), filtered(3), positions=3, padding=(1, 0), groups=3),
     ]
-    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("gelu"), learned, *convolutions,
+    frames = [cnorm.Delay(3, 2, input_size=9), cnorm.Conv1d(filtered(3, 9, 3), positions=3, padding=1)]
+    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("gelu"), learned, *convolutions, *frames,
             cnorm.Residual(both), cells.random_cell(("LSTM", "tflite"), rng, 9, 11, 6)[0]]  # fmt: skip
 
 
@@ -116,10 +117,10 @@ def test_a_stack_has_the_gradients_of_its_layers(steps, batch, rng):
     layers = [layer for layer in random_stack(rng) if layer.kind != "Residual"]
     x = rng.standard_normal((steps, batch, 7)).astype(np.float32)
     dy = rng.standard_normal((steps, batch, 6)).astype(np.float32)
-    whole, sizes = tape_of(layers, steps, batch), [7, 20, *[9] * 9]
+    whole, sizes = tape_of(layers, steps, batch), sizes_of(layers)
     y = run(whole, x)
     dx = back(whole, dy, 7)
-    tapes, at = [_core.Tape(flat([layer], n), steps, batch) for layer, n in zip(layers, sizes, strict=True)], x
+    tapes, at = [_core.Tape(flat([layer], n), steps, batch) for layer, n in zip(layers, sizes[:-1], strict=True)], x
     for tape in tapes:
         at = run(tape, at)
     assert np.array_equal(at, y)

@@ -4,6 +4,7 @@
  * tape a row is x, then its window. */
 #include <string.h>
 
+#include "history.h"
 #include "windows.h"
 
 enum { MOST_STATE = 1 << 24 /* floats */ };
@@ -36,35 +37,12 @@ static const char *causal_check(const cnorm_layer *layer)
     return before > 0 && conv->dilation > MOST_STATE / (before * conv->channels) ? "dilation" : NULL;
 }
 
-static ptrdiff_t history(const cnorm_conv *conv) { return (conv->taps - 1) * conv->dilation; }
+static history history_of(const cnorm_conv *conv) { return (history){conv->channels, conv->taps, conv->dilation}; }
+static ptrdiff_t kept(const cnorm_conv *conv) { return kept_frames(history_of(conv)); }
 
 static ptrdiff_t causal_state(const cnorm_layer *layer, int k)
 {
-    return k == 0 ? history(&layer->as.causal_conv) * layer->as.causal_conv.channels : 0;
-}
-
-/* The windows of n frames x of one stream [n, window_floats, apart by `stride`], whose state is not changed. */
-static void gather(const cnorm_conv *conv, const float *state, ptrdiff_t n, const_rows x, float *windows,
-                   ptrdiff_t stride)
-{
-    const ptrdiff_t before = history(conv), channels = conv->channels;
-    for (ptrdiff_t s = 0; s < n; ++s)
-        for (ptrdiff_t t = 0; t < conv->taps; ++t) {
-            const ptrdiff_t frame = s + t * conv->dilation; /* of the state, then of x */
-            const float *from = frame < before ? state + frame * channels : x.at + (frame - before) * x.stride;
-            memcpy(windows + s * stride + t * channels, from, (size_t)channels * sizeof *windows);
-        }
-}
-
-/* appends n frames to the state and drops the oldest */
-static void append(const cnorm_conv *conv, float *state, ptrdiff_t n, const_rows x)
-{
-    const ptrdiff_t before = history(conv), channels = conv->channels, taken = n < before ? n : before;
-    if (taken == 0) return;
-    memmove(state, state + taken * channels, (size_t)((before - taken) * channels) * sizeof *state);
-    for (ptrdiff_t s = 0; s < taken; ++s)
-        memcpy(state + (before - taken + s) * channels, x.at + (n - taken + s) * x.stride,
-               (size_t)channels * sizeof *state);
+    return k == 0 ? kept(&layer->as.causal_conv) * layer->as.causal_conv.channels : 0;
 }
 
 enum { TOGETHER = 8 }; /* rows of a depthwise convolution whose y wait until their frames are in the state */
@@ -88,12 +66,12 @@ static ptrdiff_t causal_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 /* The frames under the taps of step s of x [steps, channels, apart by its stride] */
 static cnorm_tap_rows tap_rows(const cnorm_conv *conv, const float *state, const_rows x, ptrdiff_t s)
 {
-    const ptrdiff_t left = history(conv) - s; /* frames of the state from that of the first tap on */
-    const ptrdiff_t kept = left <= 0 ? 0 : (left + conv->dilation - 1) / conv->dilation;
-    const ptrdiff_t first = s + kept * conv->dilation - history(conv); /* of x */
-    return (cnorm_tap_rows){.state = kept > 0 ? state + s * conv->channels : NULL,
+    const ptrdiff_t left = kept(conv) - s; /* frames of the state from that of the first tap on */
+    const ptrdiff_t of_state = left <= 0 ? 0 : (left + conv->dilation - 1) / conv->dilation;
+    const ptrdiff_t first = s + of_state * conv->dilation - kept(conv); /* of x */
+    return (cnorm_tap_rows){.state = of_state > 0 ? state + s * conv->channels : NULL,
                             .state_stride = conv->dilation * conv->channels,
-                            .kept = kept,
+                            .kept = of_state,
                             .x = x.at + first * x.stride,
                             .x_stride = conv->dilation * x.stride};
 }
@@ -122,11 +100,11 @@ static void causal_run(const layer_run *call)
         const float_rows y = {call->y.at + s * call->y.stride, call->y.stride};
         const ptrdiff_t of_stream = call->steps ? n : 1;
         for (ptrdiff_t i = 0; i < n; i += of_stream) {
-            float *state = history(conv) > 0 ? call->states[call->steps ? 0 : s + i] + call->offset : NULL;
+            float *state = kept(conv) > 0 ? call->states[call->steps ? 0 : s + i] + call->offset : NULL;
             const const_rows own = {x.at + i * x.stride, x.stride};
             if (conv->depthwise) depthwise_rows(call->kernels, conv, state, of_stream, own, rows + i * floats);
-            else gather(conv, state, of_stream, own, rows + i * floats, floats);
-            append(conv, state, of_stream, own);
+            else cnorm_history_windows(history_of(conv), state, of_stream, own, (float_rows){rows + i * floats, floats});
+            cnorm_history_append(history_of(conv), state, of_stream, own);
         }
         if (!conv->depthwise)
             cnorm_windows_run(call->kernels, conv, n, (const_rows){rows, floats}, y, rows + most * floats);
@@ -150,8 +128,8 @@ static void causal_record(const layer_record *call)
     const ptrdiff_t row = call->tape.row, rows = call->steps * call->batch, x = padded_units(conv->channels);
     for (ptrdiff_t s = 0; s < rows; ++s) {
         float *at = call->tape.at + s * row, *state = call->state + s % call->batch * call->state_stride;
-        gather(conv, state, 1, (const_rows){at, row}, at + x, 0);
-        append(conv, state, 1, (const_rows){at, row});
+        cnorm_history_windows(history_of(conv), state, 1, (const_rows){at, row}, (float_rows){at + x, 0});
+        cnorm_history_append(history_of(conv), state, 1, (const_rows){at, row});
     }
     const ptrdiff_t most = rows_of(conv, rows);
     for (ptrdiff_t s = 0; s < rows; s += most)
@@ -168,7 +146,7 @@ static int causal_trains(const cnorm_layer *layer)
 
 /* The scratch of the backward pass. With memory NULL only its size. */
 typedef struct causal_backward_scratch {
-    float *frames;  /* [history + steps, channels]: the gradients of the frames of one stream */
+    float *frames;  /* [kept frames + steps, channels]: the gradients of the frames of one stream */
     float *windows; /* [CNORM_ROWS, window_floats]: those of windows */
     float *rest;    /* of windows.c, whose functions are called in turn */
     ptrdiff_t floats;
@@ -179,7 +157,7 @@ static causal_backward_scratch causal_backward_scratch_of(const cnorm_conv *conv
     const ptrdiff_t item = (ptrdiff_t)sizeof(float);
     layout l = {(char *)memory, 0};
     causal_backward_scratch s;
-    s.frames = layout_take(&l, padded_units((history(conv) + steps) * conv->channels) * item);
+    s.frames = layout_take(&l, padded_units((kept(conv) + steps) * conv->channels) * item);
     s.windows = layout_take(&l, padded_units(CNORM_ROWS * window_floats(conv)) * item);
     s.rest = layout_take(&l, larger(cnorm_window_gradient_floats(conv), cnorm_windows_inputs_floats(conv)) * item);
     s.floats = l.used / item;
@@ -213,24 +191,20 @@ static void weights_backward(const layer_backward *call, float *scratch)
 static void frames_backward(const layer_backward *call, ptrdiff_t b, causal_backward_scratch scratch)
 {
     const cnorm_conv *conv = &call->layer->as.causal_conv;
-    const ptrdiff_t channels = conv->channels, before = history(conv) * channels, floats = window_floats(conv);
-    float *dstate = before > 0 ? call->dstate + b * call->dstate_stride : NULL;
-    memset(scratch.frames, 0, (size_t)(before + call->steps * channels) * sizeof *scratch.frames);
-    if (before > 0) memcpy(scratch.frames + call->steps * channels, dstate, (size_t)before * sizeof *dstate);
+    const ptrdiff_t floats = window_floats(conv);
+    const history of = history_of(conv);
+    float *dstate = kept(conv) > 0 ? call->dstate + b * call->dstate_stride : NULL;
+    cnorm_history_backward_start(of, call->steps, dstate, scratch.frames);
     for (ptrdiff_t end = call->steps, n; end > 0; end -= n) {
         n = end < CNORM_ROWS ? end : CNORM_ROWS;
         const const_rows dz = {call->dy.at + ((end - n) * call->batch + b) * call->dy.stride,
                                call->batch * call->dy.stride};
         cnorm_windows_inputs_backward(call->kernels, conv, n, dz, scratch.windows, scratch.rest);
         for (ptrdiff_t s = n - 1; s >= 0; --s)
-            for (ptrdiff_t t = 0; t < conv->taps; ++t)
-                call->kernels->add_f32(channels, scratch.frames + (end - n + s + t * conv->dilation) * channels,
-                                       scratch.windows + s * floats + t * channels);
+            cnorm_history_backward_add(call->kernels, of, end - n + s, scratch.windows + s * floats, scratch.frames);
     }
-    if (before > 0) memcpy(dstate, scratch.frames, (size_t)before * sizeof *dstate);
-    for (ptrdiff_t s = 0; call->dx.at && s < call->steps; ++s)
-        memcpy(call->dx.at + (s * call->batch + b) * call->dx.stride, scratch.frames + before + s * channels,
-               (size_t)channels * sizeof *dstate);
+    const float_rows dx = {call->dx.at ? call->dx.at + b * call->dx.stride : NULL, call->batch * call->dx.stride};
+    cnorm_history_backward_end(of, call->steps, scratch.frames, dstate, dx);
 }
 
 static void causal_backward(const layer_backward *call)

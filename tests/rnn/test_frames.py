@@ -1,0 +1,217 @@
+"""Layers of frames [channels, positions] against float64: bits of every path, gradients, files, rounding, export."""
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+
+import cells
+import numpy as np
+import pytest
+from tapes import back, run, tape_of
+
+import cnorm
+import onnx_export
+from onnx_export.description import state_table
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "frames.json"
+U = 2.0**-24
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+# (frames, dilation, inputs)
+DELAYS = [(3, 2, 5), (2, 1, 33), (1, 1, 3), (5, 7, 2), (3, 5, 528)]
+
+LAYERS = {f"Delay {shape}": lambda rng, shape=shape: delay(*shape) for shape in DELAYS}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def delay(frames, dilation, inputs):
+    return cnorm.Delay(frames, dilation, input_size=inputs)
+
+
+def delayed(layer, x):
+    """The frames of Delay from those of all steps, float64."""
+    before = np.concatenate([np.zeros((layer.history, x.shape[1])), x])
+    at = np.arange(len(x))[:, None] + np.arange(layer.frames) * layer.dilation
+    return before[at].reshape(len(x), -1)
+
+
+# ---- what all of them answer
+
+
+@every_layer
+def test_every_path_has_the_same_bits(name, isa, rng):
+    layer = LAYERS[name](rng)
+    model, x = cnorm.Model([layer]), normal(rng, 90, layer.input_size)
+    y = model.run(x)
+    stream = model.stream()
+    assert np.stack([stream.step(frame) for frame in x]).tobytes() == y.tobytes()
+    stream = model.stream()
+    parts = [stream.process(x[:2]), stream.process(x[2:71])]
+    again = model.restore(stream.save())
+    assert np.concatenate([*parts, again.process(x[71:])]).tobytes() == y.tobytes()
+    streams = [model.stream() for _ in range(70)]
+    given = np.stack([np.roll(x, i, 0) for i in range(70)], 1)
+    many = np.stack([model.step_many(streams, frame) for frame in given[:20]])
+    for i in range(0, 70, 23):
+        assert np.ascontiguousarray(many[:, i]).tobytes() == model.run(np.ascontiguousarray(given[:20, i])).tobytes()
+    if layer.input_size == layer.output_size:
+        out = x.copy()
+        assert model.stream().process(out, out=out).tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+@every_layer
+def test_a_tape_has_the_bits_of_a_stream_and_steps_alone_their_gradients(name, steps, isa, rng):
+    layer = LAYERS[name](rng)
+    x, dy = normal(rng, steps, 3, layer.input_size), normal(rng, steps, 3, layer.output_size)
+    whole, single = tape_of([layer], steps, 3), tape_of([layer], 1, 1)
+    whole.start()
+    y = run(whole, x)
+    dx = back(whole, dy, layer.input_size, 0.5)
+    for b in range(3):
+        assert np.ascontiguousarray(y[:, b]).tobytes() == cnorm.Model([layer]).run(np.array(x[:, b])).tobytes()
+        states, dstate = [], np.full_like(single.dstate, 0.5)
+        single.start()
+        for frame in x[:, b]:
+            states.append(single.state.copy())
+            run(single, frame[None, None])
+        for t in reversed(range(steps)):
+            single.state[...] = states[t]
+            run(single, x[t, b][None, None])
+            assert back(single, dy[t, b][None, None], layer.input_size, dstate)[0, 0].tobytes() == dx[t, b].tobytes()
+            dstate = single.dstate.copy()
+        padding = np.ones(dstate.shape[1], bool)
+        for _, units, start in whole.state_arrays:
+            padding[start : start + units] = False
+        assert np.array_equal(dstate[0, ~padding], whole.dstate[b, ~padding])
+
+
+def test_every_instruction_set_has_the_same_bits_and_the_golden_hash():
+    before, found = cnorm.active_isa(), {}
+    for name, make in LAYERS.items():
+        rng, hashes = np.random.default_rng(5), set()
+        layer = make(rng)
+        x, dy = normal(rng, 12, 2, layer.input_size), normal(rng, 12, 2, layer.output_size)
+        try:
+            for isa in cnorm.available_isas():
+                cnorm.use_isa(isa)
+                tape = tape_of([layer], 12, 2)
+                tape.start()
+                y = run(tape, x)
+                state = tape.state.copy()
+                dx = back(tape, dy, layer.input_size)
+                arrays = [y, state, dx, tape.dstate, *tape.gradients[0].values()]
+                hashes.add(hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()[:16])
+        finally:
+            cnorm.use_isa(before)
+        assert len(hashes) == 1, name
+        found[name] = hashes.pop()
+    recorded = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if not recorded.keys() >= found.keys():  # a new layer, or the file was deleted by hand to record a change
+        GOLDEN.write_text(json.dumps(found | recorded, indent=1) + "\n")
+    assert found == found | recorded
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8", "float16"])
+@every_layer
+def test_it_is_saved_packed_pickled_and_exported(name, weights, tmp_path, rng):
+    layer = LAYERS[name](rng)
+    model = cnorm.Model([layer])
+    if weights != "float32":
+        if not any(leaf.matrices() for _, leaf in layer.leaves("")):
+            pytest.skip("it has no matrix")
+        model = model.with_weights(weights, smallest=1)
+    x = normal(rng, 9, layer.input_size)
+    model.save(tmp_path / "a.safetensors")
+    model.save_packed(tmp_path / "a.cnorm")
+    others = [
+        cnorm.load(tmp_path / "a.safetensors"),
+        cnorm.load(tmp_path / "a.cnorm"),
+        pickle.loads(pickle.dumps(model)),
+    ]
+    for form in ("step", "sequence"):
+        exported = onnx_export.export(model, tmp_path / "a.onnx", form=form)
+        assert onnx_export.check_parity(model, exported, steps=8).ok
+        others.append(onnx_export.load(tmp_path / "a.onnx"))
+    for other in others:
+        assert other.identity == model.identity
+        assert other.run(x).tobytes() == model.run(x).tobytes()
+
+
+# ---- Delay
+
+
+@pytest.mark.parametrize("shape", DELAYS)
+def test_delay_copies_the_frames_and_adds_their_gradients(shape, rng):
+    layer = delay(*shape)
+    x = normal(rng, 40, layer.input_size)
+    assert np.array_equal(cnorm.Model([layer]).run(x), delayed(layer, x))
+    # the gradient of a frame is the sum over the windows that have it
+    tape, dy = tape_of([layer], 40, 1), normal(rng, 40, 1, layer.output_size)
+    run(tape, x[:, None])
+    dx = back(tape, dy, layer.input_size)
+    place = delayed(layer, 1 + np.arange(x.size, dtype=float).reshape(x.shape)).astype(int)
+    wanted, sizes = np.zeros(x.size + 1), np.zeros(x.size + 1)
+    np.add.at(wanted, place, dy[:, 0])
+    np.add.at(sizes, place, np.abs(dy[:, 0]))
+    assert (np.abs(dx.ravel() - wanted[1:]) <= (layer.frames - 1) * U * sizes[1:]).all()
+
+
+def test_a_delay_and_a_convolution_are_a_causal_convolution_over_two_axes(rng):
+    channels, positions, frames, dilation = 3, 11, 3, 2
+    weight, bias = normal(rng, 4, channels, frames, 5), normal(rng, 4)
+    flat = weight.transpose(0, 2, 1, 3).reshape(4, frames * channels, 5)
+    model = cnorm.Model(
+        [
+            cnorm.Delay(frames, dilation, input_size=channels * positions),
+            cnorm.Conv1d(flat, bias, positions=positions, padding=2),
+        ]
+    )
+    x = normal(rng, 20, channels * positions)
+    grid = np.zeros((20 + (frames - 1) * dilation, channels, positions + 4))
+    grid[(frames - 1) * dilation :, :, 2:-2] = x.reshape(20, channels, positions)
+    wanted = np.zeros((20, 4, positions))
+    for k in range(frames):
+        for t in range(5):
+            taken = grid[k * dilation :][:20, :, t : t + positions]
+            wanted += np.einsum("scp,oc->sop", taken, np.float64(weight[:, :, k, t]))
+    np.testing.assert_allclose(model.run(x), (wanted + bias[:, None]).reshape(20, -1), rtol=0, atol=2e-5)
+
+
+def test_the_state_of_a_delay_is_counted_before_the_initial_state_of_a_cell(rng):
+    """A cell behind it learned the gradient of another state, or none: names count all states."""
+    gru = cells.random_cell(("GRU", "torch"), rng, 6, 4)[0]
+    gru = cnorm.GRU(dict(gru.weights) | {"h0": normal(rng, 4)}, preset="torch")
+    layers = [cnorm.Delay(2, input_size=3), gru]
+    assert list(cnorm.Model(layers).stream().state()) == ["f0", "h1"]
+    assert [row["name"] for row in state_table(cnorm.Model(layers))] == ["f0", "h1"]
+    learner = cnorm.Learner(cnorm.Model(layers), cnorm.SGD(0.1), truncate=4)
+    for frame in normal(rng, 4, 3):
+        learner.learn(learner.step(frame))
+    assert (learner.model().layers[1].weights["h0"] != gru.weights["h0"]).all()
+
+
+def test_the_state_of_a_delay_is_the_last_frames(rng):
+    layer = delay(3, 2, 5)
+    stream, x = cnorm.Model([layer]).stream(), normal(rng, 30, 5)
+    stream.process(x)
+    assert stream.state()["f0"].tobytes() == x[-4:].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"frames": 0}, "frames must be at least 1"),
+        ({"frames": 2.0}, "frames must be an int, got float"),
+        ({"dilation": -1}, "dilation must be at least 1"),
+        ({"input_size": 0}, "input_size must be at least 1"),
+    ],
+)
+def test_wrong_delays(arguments, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        cnorm.Delay(**{"frames": 2, "input_size": 3} | arguments)
