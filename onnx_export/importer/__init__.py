@@ -148,7 +148,7 @@ def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
 
 def _crossed(found, given) -> tuple[str, ...]:
     """States that are paired by structure against what their names say."""
-    from onnx_export.importer.interface import alike
+    from onnx_export.importer.pairings import alike
 
     sizes = {name: value.numbers.size for name, value in found.trace.values.items() if name in found.states.values()}
     for name, result in found.states.items():

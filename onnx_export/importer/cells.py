@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,7 +30,10 @@ MAX_VECTORS = 96  # between the pre-activations and the new states
 MAX_LEAVES = 4
 MAX_NEAR = 32  # elements between the argument of a function and its value
 MAX_TRIALS = 4_000
-PROBES = 6
+PROBES, MOST_PROBES = 6, 128  # few to find a cell, many to confirm it
+MOST_PROBED = 1 << 15  # elements of the many for each vector
+SATURATING = 30.0  # of every function without a limit that is stored
+UNLIMITED = 1e30  # a larger limit is none
 TOLERANCE = 1e-7  # relative, of float64 steps whose weights and eps are those of the file
 
 
@@ -64,7 +67,8 @@ class _Reading:
         self.leaves: list[Leaf] = []
         self.norms: list[tuple[np.ndarray, Normed]] = []
         self.states: list[np.ndarray] = []
-        self.constants: dict[str, set[float]] = {"clip": set()}
+        self.clips: set[float] = set()  # upper limits
+        self.limits: set[float] = set()  # beyond all of which the probes must reach
 
     # ------------------------------------------------------------------ the vectors of the cell
 
@@ -98,7 +102,7 @@ class _Reading:
         outer: dict = {}
         for _ in range(4):
             owners = self.trace.owners(h)
-            if len(owners) == 1 and owners[0].op == "clip":
+            if len(owners) == 1 and owners[0].op == "clip" and owners[0].constants["lo"] == -owners[0].constants["hi"]:
                 inner = owners[0].operands[0][h - owners[0].first, 0]
                 form = affine(self.trace, inner, atoms=True)
                 if not _is_dense(form):
@@ -111,12 +115,13 @@ class _Reading:
             of_h = np.array([number in self.old_h for number in form.terms.tolist()])
             if of_h.any() and "zoneout" not in outer and not of_h.all():
                 kept = form.columns(self.before)
-                if len(kept) != len(self.before) or not np.allclose(kept, kept[0, 0] * np.eye(len(kept)), atol=1e-12):
+                if len(kept) != len(self.before) or not np.allclose(kept, kept[0, 0] * np.eye(len(kept)), rtol=1e-9):
                     break
                 if not 0 < kept[0, 0] < 1:
                     break
                 outer["zoneout"] = float(str(np.float32(kept[0, 0])))
-                form = Affine(form.terms[~of_h], form.weight[:, ~of_h] / (1 - float(kept[0, 0])), form.bias)
+                share = 1 - float(kept[0, 0])
+                form = Affine(form.terms[~of_h], form.weight[:, ~of_h] / share, form.bias / share)
             elif of_h.any():
                 break
             if not all(self.depends[number] for number in form.terms.tolist()):
@@ -126,7 +131,7 @@ class _Reading:
                     break
                 outer["weight_p"], outer["bias_p"] = form.weight, form.bias
                 return form.terms, outer
-            if len(form.terms) != len(h) or not np.allclose(form.weight.max(1), 1, rtol=1e-6):
+            if len(form.terms) != len(h) or form.bias.any() or not np.allclose(form.weight.max(1), 1, rtol=1e-6):
                 break
             if np.array_equal(form.terms, h):
                 break
@@ -164,7 +169,8 @@ class _Reading:
             if block.op == "constant" or not block.operands:
                 continue
             if block.op == "clip":
-                self.constants["clip"].add(float(block.constants["hi"]))
+                self.clips.add(float(block.constants["hi"]))
+                self.limits.update(float(block.constants[end]) for end in ("lo", "hi"))
             rows = at // (block.size // len(block.operands[0]))
             for operand in block.operands:
                 if operand.shape[1] == 1:
@@ -289,23 +295,44 @@ def _is_dense(form: Affine | None) -> bool:
     return form is not None and len(form.terms) > 0 and bool(((form.weight != 0).sum(1) > 1).any())
 
 
+@dataclass(frozen=True, eq=False)
+class _Probes:
+    """Values [rows, units] of the pre-activations and the old states, and what the file makes of them."""
+
+    p: list[np.ndarray]
+    h: np.ndarray
+    c: np.ndarray
+    h_new: np.ndarray
+    c_new: np.ndarray
+    given: list[tuple[np.ndarray, np.ndarray]]
+
+
+def _probes(reading: _Reading, old, new, rows: int, scales) -> _Probes:
+    """Random values, each row of each vector of one of some scales."""
+    rng = np.random.default_rng(0)
+
+    def some(columns: int) -> np.ndarray:
+        return rng.standard_normal((rows, columns)) * rng.choice(scales, (rows, 1))
+
+    p = [some(reading.units) for _ in reading.leaves]
+    h, c = some(len(reading.before)), some(reading.units)
+    given = [(leaf.numbers, values) for leaf, values in zip(reading.leaves, p, strict=True)]
+    given += [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
+    wanted = np.concatenate([reading.core, *([new["c"]] if "c" in new else [])])
+    values = evaluate(reading.trace, wanted, given)
+    return _Probes(p, h, c, values[:, : reading.units], values[:, reading.units :], given)
+
+
 def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Normed | None]]:
     """Kind, the leaves by gate, fields and the norm of c, of each cell that agrees."""
-    rng = np.random.default_rng(0)
     leaves, functions = reading.leaves, reading.functions()
-    clips = [None, *sorted(reading.constants["clip"])]
-    shape = (PROBES, reading.units)
-    given = [(leaf.numbers, rng.standard_normal(shape) * 2) for leaf in leaves]
-    reach = 3 * max(reading.constants["clip"], default=1.0)  # beyond every limit
-    size = np.where(np.arange(PROBES) % 2, min(reach, 1e3), 2.0)[:, None]
-    h, c = rng.standard_normal((PROBES, len(reading.before))), rng.standard_normal(shape) * size
-    states = [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
-    wanted = np.concatenate([reading.core, *([new["c"]] if "c" in new else [])])
+    clips = [None, *sorted(reading.clips)]
+    scales = [2.0, SATURATING, *(3 * abs(limit) for limit in reading.limits if 0 < abs(limit) < UNLIMITED)]
+    rows = min(MOST_PROBES, max(PROBES, MOST_PROBED // reading.units))
     try:
-        values = evaluate(reading.trace, wanted, given + states)
+        few, many = (_probes(reading, old, new, *each) for each in ((PROBES, [2.0]), (rows, scales)))
     except Unknown:
         return
-    h_new, c_new = values[:, : reading.units], values[:, reading.units :]
     count = 0
     for kind, gates, fields, norm in _candidates(reading, clips, "c" in old):
         for state, gate in itertools.product(functions, functions if kind != "RNN" else ["sigmoid"]):
@@ -315,20 +342,25 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
                 count += 1
                 if count > MAX_TRIALS:
                     return
-                p = {name: given[at][1] for name, at in zip(gates, order, strict=True)}
-                chosen = {name: leaves[at] for name, at in zip(gates, order, strict=True)}
+                chosen = dict(zip(gates, order, strict=True))
                 named = fields | {"activation": state} | ({} if kind == "RNN" else {"recurrent_activation": gate})
-                made = step(kind, p, h, c, named, norm and norm.of)
-                pairs = [(made[0], h_new)] + ([(made[1], c_new)] if kind == "LSTM" else [])
-                if not all(_same(*pair) for pair in pairs):
-                    continue
-                if kind == "GRU" and not _resets(reading, chosen, named, p, h, given + states):
-                    continue
-                yield kind, chosen, named, norm
+                if all(_agrees(reading, probes, kind, chosen, named, norm) for probes in (few, many)):
+                    yield kind, {name: leaves[at] for name, at in chosen.items()}, named, norm
+
+
+def _agrees(reading: _Reading, probes: _Probes, kind: str, chosen: dict[str, int], fields, norm) -> bool:
+    """Whether a cell makes of the probes what the file does."""
+    p = {name: probes.p[at] for name, at in chosen.items()}
+    made = step(kind, p, probes.h, probes.c, fields, norm and norm.of)
+    pairs = [(made[0], probes.h_new)] + ([(made[1], probes.c_new)] if kind == "LSTM" else [])
+    if not all(_same(*pair) for pair in pairs):
+        return False
+    leaves = {name: reading.leaves[at] for name, at in chosen.items()}
+    return kind != "GRU" or _resets(reading, leaves, fields, p, probes.h, probes.given)
 
 
 def _same(a, b) -> bool:
-    return a.shape == b.shape and bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE))
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
 
 
 def _resets(reading, chosen, fields, p, h, known) -> bool:

@@ -78,13 +78,26 @@ def frames_of(model, varying, constants, dims) -> dict:
             if found.trace.loops and found.moves:
                 faults.append("a Loop over an open number of frames, of which only some can be compared" + remedy)
             fields["mixed"] += [(axes, faults)] if faults else []
-            if not found.trace.faults and (more := _reach(model, shapes, constants, axes, [found.length + 1])):
-                fields["faults"] += [fault + remedy for fault in counted(model, found, more)]
+            if not (faults or shifts or found.trace.faults):
+                fields["faults"] += [fault + remedy for fault in _uneven(found, axes, results)]
+            if not found.trace.faults:
+                more = _reach(model, shapes, constants, axes, [found.length + 1])
+                faults = counted(model, found, more) if more else [f"{found.length + 1} frames can't be followed"]
+                fields["faults"] += [fault + remedy for fault in faults]
+        if found.moves and found.trace.faults and not trace.faults:
+            fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields
+
+
+def _uneven(found: Reach, axes, results) -> list[str]:
+    """Why not every frame is computed by the same rule, which one frame does not show; empty if it is."""
+    shifts = Shifts(found, axes)
+    uneven = [name for name, axis in _axes(found, results).items() if not shifts.carries(results, {name: axis})]
+    return [f"output {name!r}: not every frame of it is computed by the same rule" for name in uneven]
 
 
 def _axes(found: Reach, results) -> dict[str, int | None]:
@@ -142,6 +155,7 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
                 if trace.loops and not shifts:
                     faults.append("a Loop's steps are not all the same, or do not begin with zeros")
                 mixed = [({name: axis}, faults)] if faults else []
+                uneven = [] if faults or shifts or trace.faults else _uneven(found, {name: axis}, results)
                 given = {"time_axes": {name: axis}, "output_axes": _axes(found, results), "mixed": mixed}
-                return given | {"shifts": shifts}
+                return given | {"shifts": shifts, "faults": uneven}
     return {}

@@ -278,6 +278,8 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
         frames = any(isinstance(a, Elements) for a, _ in data)
         if _is_table(node, pairs) or (frames and any(not _repeats(a, b) for a, b in _changed(data))):
             faults.append(f"{place_of(node)}: its operand depends on the places or the number of the frames")
+        elif any(_overflows(a, b, one.length) for a, b in _changed(results)):
+            faults.append(f"{place_of(node)}: what it makes of the number of frames overflows below {MAX_REACH}")
         elif changed and not frames and not _carries(node, pairs, results, one, more):
             faults.append(f"{place_of(node)}: it decides by something computed from the number of frames")
     return faults
@@ -294,6 +296,8 @@ def _carries(node: onnx.NodeProto, pairs, results, one: Reach, more: Reach) -> b
     """Whether an operator makes the same, or a sum of products, of each number of frames."""
     if any(a.dtype.kind == "f" and not _repeats(a, b) for a, b in _changed(pairs)):
         return False  # floats are rounded, and cut off where they become integers
+    if node.op_type == "Mul" and len(_changed(pairs)) > 1:
+        return False  # a power of the number of frames: two numbers do not show where it ends
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i in WIDE for a in node.attribute)
     if node.op_type == "Where":
@@ -303,6 +307,15 @@ def _carries(node: onnx.NodeProto, pairs, results, one: Reach, more: Reach) -> b
     if node.op_type in COMPARING:
         return _is_decided(pairs, one.length, more.length)
     return node.op_type in CARRYING
+
+
+def _overflows(a: np.ndarray, b: np.ndarray, length: int) -> bool:
+    """Whether integers made of `length` frames and one more grow so that they leave 32 bits with MAX_REACH."""
+    if a.dtype.kind not in "iu" or not a.size or not b.size:
+        return False
+    few, many = (float(np.abs(each.astype(np.float64)).max()) for each in (a, b))
+    growth = np.abs(b.astype(np.float64) - a).max() if a.shape == b.shape else max(many - few, few / length)
+    return few + growth * MAX_REACH >= 2.0**31
 
 
 def _is_exact(pairs) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from itertools import islice
 
 import numpy as np
@@ -25,10 +24,11 @@ from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
 from onnx_export.importer.frames import unrolled
+from onnx_export.importer.pairings import alike, assignments
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["Inputs", "Plan", "alike", "plan"]
+__all__ = ["Inputs", "Plan", "plan"]
 
 INTEGERS = {
     TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
@@ -271,7 +271,7 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
     """The layers for each assignment of inputs and outputs that the sizes allow."""
     outputs = {name: trace.values.get(name) for name in _outputs(model)}
     known = {name: value for name, value in outputs.items() if isinstance(value, Elements)}
-    for chosen, names, pairs in islice(_assignments(trace, inputs, known, states, frames), MAX_PAIRINGS):
+    for chosen, names, pairs in islice(assignments(trace, inputs, known, states, frames), MAX_PAIRINGS):
         old = dict(trace.unrolled)
         for name, result in pairs.items():
             old |= dict(zip(_flat(known[result]), _flat(trace.values[name]), strict=True))
@@ -341,11 +341,6 @@ def _rank(found: Plan) -> tuple:
     return len(elements) if over or found.states else 0, len(found.outputs) == 1, shapes, given
 
 
-def alike(name: str, result: str) -> float:
-    """How much of two names is the same, from 0 to 1."""
-    return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
-
-
 def _likeness(found: Plan) -> float:
     """How much the names of states are like those of the outputs that give them back."""
     return sum(alike(*pair) for pair in found.states.items())
@@ -392,43 +387,6 @@ def _reading(found: Plan) -> str:
     pairs = ", ".join(f"{a!r}: {b!r}" for a, b in found.states.items()) or "no state"
     x, y = (", ".join(map(repr, names)) for names in (found.frames, found.outputs))
     return f"frame {x}, output {y}, {pairs}"
-
-
-def _assignments(trace: Trace, inputs: Inputs, outputs, states, frames):
-    """Frames, outputs and pairs of states: all that the sizes allow, the given pairs kept, those in order first."""
-    sizes = {name: value.numbers.size for name, value in outputs.items()}
-    sizes |= {name: trace.values[name].numbers.size for name in inputs.shapes}
-    if any(sizes[name] != sizes.get(result) for name, result in states.items()):
-        return
-    free = [name for name in outputs if name not in states.values()]
-    for chosen in _choices(inputs, {sizes[name] for name in free}, sizes, states, frames):
-        rest = [name for name in inputs.shapes if name not in chosen and name not in states]
-        for pairs in _pairings(rest, free, sizes):
-            others = [name for name in free if name not in pairs.values()]
-            if not others:  # a cell by itself: a state is the result as well
-                yield from ((chosen, (name,), dict(states) | pairs) for name in (dict(states) | pairs).values())
-            for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
-                yield chosen, names, dict(states) | pairs
-
-
-def _choices(inputs: Inputs, results: set[int], sizes, states, frames) -> list[tuple[str, ...]]:
-    """The inputs that can be x: those given; else those that can't be states, as no output has their size; else one."""
-    free = [name for name in inputs.shapes if name not in states]
-    if frames:
-        return [tuple(name for name in free if name in frames)]
-    sure = tuple(name for name in free if inputs.types[name] in INTEGERS.values() or sizes[name] not in results)
-    return [sure] if sure else [(name,) for name in free]
-
-
-def _pairings(names: list[str], free: list[str], sizes):
-    """Every way to give each of some inputs an output of its size."""
-    if not names:
-        yield {}
-        return
-    for result in free:
-        if sizes[result] == sizes[names[0]]:
-            for pairs in _pairings(names[1:], [name for name in free if name != result], sizes):
-                yield {names[0]: result} | pairs
 
 
 def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from onnx_export.importer.blocks import each
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.nodes import names_read, subgraphs
 
@@ -75,10 +76,12 @@ def _steps(trace, node: str, body: onnx.GraphProto, initial, given) -> tuple[lis
     if not 0 < len(given) <= MAX_STEPS:
         raise Cannot(f"it takes {len(given)} steps, wanted 1 to {MAX_STEPS}")
     states, loops = [_checked(trace, state) for state in initial], isinstance(given[0][0], np.ndarray)
-    first, made = len(trace.blocks), []
+    first, made, before = len(trace.blocks), [], states
     for t, own in enumerate(given):
         if t:
-            states = [trace.add("repeated", node, s.shape, [s.numbers.reshape(-1, 1)]) for s in states]
+            pairs = [(s, old.numbers.ravel()) for s, old in zip(states, before, strict=True)]
+            states = [trace.add("repeated", node, s.shape, [each(s)], before=old) for s, old in pairs]
+        before = states
         results = trace.of_subgraph(body, [*own, *states] if loops else [*states, *own])
         if not results:
             raise Cannot("its body can't be followed", behind=None)

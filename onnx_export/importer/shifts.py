@@ -61,6 +61,10 @@ class Shifts:
                 self.before[frames[1:]], self.before[frames[0]] = frames[:-1], ZERO
             elif block.op == "carried":
                 self._carried(block)
+            elif block.op == "repeated":  # each step has the same body, so its states were those of the step before
+                self.before[block.numbers] = block.constants["before"]
+            elif block.constants.get("backward"):
+                self._from_the_end(block)
             elif block.operands:
                 self._through(block)
             still = self._still_of(block)
@@ -69,7 +73,7 @@ class Shifts:
 
     def _still_of(self, block: Block) -> np.ndarray:
         at = block.numbers[self._last[block.numbers] < 0]
-        if block.op == "carried" or not all(self._still[operand].all() for operand in block.operands):
+        if block.op in ("carried", "repeated") or not all(self._still[operand].all() for operand in block.operands):
             return at[:0]
         return at
 
@@ -110,6 +114,14 @@ class Shifts:
         first = block.numbers[self._last[block.numbers] == 0]
         self.before[first] = ZERO
 
+    def _from_the_end(self, block: Block) -> None:
+        """Link the frame behind this one, whose state a cell that runs backward reads, to this one."""
+        x, h = (operand.ravel() for operand in block.operands[:2])
+        behind = self.trace.owner(int(h[0]))
+        if behind.op in CELLS and np.array_equal(self.before[behind.operands[0].ravel()], self._same[x]):
+            self.before[h] = block.numbers
+        self.before[block.numbers[self._last[block.numbers] == 0]] = ZERO
+
     def _link(self, block: Block, other: Block, at: np.ndarray, to: np.ndarray) -> None:
         """Link the elements of the rows `at` of a block to those of the rows `to` of another."""
         target = np.full(len(block.operands[0]), NONE)
@@ -134,7 +146,7 @@ class Shifts:
         for name, axis in axes.items():
             numbers = outputs[name].numbers
             if axis is None:
-                if (self._last[numbers] != self.length - 1).any():
+                if ((self._last[numbers] != self.length - 1) & (self._last[numbers] >= 0)).any():
                     return False
                 continue
             frames = np.moveaxis(numbers, axis, 0)

@@ -120,6 +120,8 @@ class Trace:
         if size > most:
             what = f"input {quoted(node)}" if op == "input" else "its result"
             raise Cannot(f"{what} has {size} elements, the limit is {most}")
+        if not size:
+            return Elements(np.empty(shape, np.int64))
         self.blocks.append(Block(op, node, self.size, size, tuple(operands), constants))
         self._firsts.append(self.size)
         self.size += size

@@ -145,6 +145,35 @@ WRONG = {
         [*step(y="y2"), helper.make_node("RandomUniform", [], ["u"], shape=[1], seed=1.0),
          node("Greater", "u nearly", "g"), cast("g", "f", 1), node("Add", "y2 f", "y")]
     ),
+    "a limit of a cell that no ordinary step reaches": lambda: (
+        [node("MatMul", "x L", "p"), node("MatMul", "h0 C", "q"), node("Add", "p q", "z"), node("LeakyRelu", "z", "f"),
+         node("Min", "f twothousand", "h1"), node("Identity", "h1", "y")],
+        {"x": [1, INPUTS], "h0": [1, UNITS]}, {"y": [1, UNITS], "h1": [1, UNITS]},
+    ),
+    "a number of frames that overflows": lambda: many(
+        over(node("Unsqueeze", "t a0", "n1"), node("Mul", "n1 p33", "m"), node("Sub", "p40 m", "e"),
+             node("Expand", "one_f n1", "ones"), node("Slice", "ones e end a0", "s"), node("Size", "s", "k"),
+             node("Equal", "k zero", "o"))
+    ),
+    "a power of the number of frames": lambda: many(
+        over(node("Mul", "t t", "t2"), node("Mul", "t2 t2", "t4"), node("Div", "t4 t4", "d"), cast("d", "o", BOOL))
+    ),
+    "what several frames do not show": lambda: many(
+        [*gru(y="y3"), node("Reshape", "y3 plane", "p"), node("Conv", "p K", "q", pads=[0, 1, 0, 1]),
+         node("Reshape", "q back", "r"), *COUNT, cast("t", "tf", 1), node("Sub", "tf f300", "d"),
+         node("Relu", "d", "e"), node("Add", "r e", "y")]
+    ),
+    "another function from the second frame on": lambda: many(
+        [node("Slice", "x a0 a1 a0", "f"), node("Slice", "x a1 end a0", "r"), node("Min", "r f300", "m"),
+         node("Concat", "f m", "v", axis=0),
+         helper.make_node("GRU", ["v", "W", "R"], ["Y"], hidden_size=UNITS), node("Squeeze", "Y a1", "y")]
+    ),
+    "a bias beside a leak": lambda: (
+        [node("MatMul", "x L", "p"), node("MatMul", "h0 C", "q"), node("Add", "p q", "z"), node("Tanh", "z", "n"),
+         node("Mul", "n tenth", "gn"), node("Mul", "h0 nine", "kh"), node("Add", "kh gn", "s"),
+         node("Add", "s millionth", "h1"), node("Identity", "h1", "y")],
+        {"x": [1, INPUTS], "h0": [1, UNITS]}, {"y": [1, UNITS], "h1": [1, UNITS]},
+    ),
     "two steps written out": lambda: (
         [*TWO, node("MatMul", "h C", "f"), node("Add", "q1 f", "s"), node("Tanh", "s", "y")],
         {"x": [1, 2, INPUTS]}, {"y": [1, UNITS]},
@@ -163,13 +192,17 @@ WRONG = {
 }  # fmt: skip
 MORE = {"front": np.zeros((100, 1, UNITS), np.float32), "flags": np.repeat([0, 1], [300, 4000]), "i8": np.int8(0),
         "zeros": np.zeros((1, 1, UNITS), np.float32),
+        "millionth": np.float32(1e-6), "nine": np.float32(0.9), "tenth": np.float32(1) - np.float32(0.9),
+        "twothousand": np.float32(2e3), "p33": np.array([2**33]), "p40": np.array([2**40]),
+        "plane": np.array([1, 1, -1, UNITS]), "back": np.array([-1, 1, UNITS]),
         "far": np.float32(1e5), "far2": np.float32(1e7), "large": np.float32(1e35), "small": np.float32(1e-35),
         "one_f": np.float32(1), "gain_half": np.float32(0.5), "nearly": np.float32(0.999)}  # fmt: skip
 
 
 REASONS = (
-    "number of the frames|number of frames|do not compute|"
-    "an unrolled RNN|an element, beside|random numbers|overflows|16 bits|small integers|unchanged|more than one reading"
+    "number of the frames|number of frames|do not compute|none of those|overflow|decides by something|"
+    "with several frames|by the same rule|an unrolled RNN|an element, beside|random numbers|16 bits|small integers|"
+    "unchanged|more than one reading"
 )
 
 
@@ -181,7 +214,13 @@ def written(path, rng, nodes, inputs, outputs):
         "P": (UNITS, 2),
         "V": (2 * UNITS, 2),
     }
-    shapes |= {"C": (UNITS, UNITS), "L4": (UNITS, INPUTS), "A": (INPUTS, INPUTS), "B": (INPUTS, INPUTS)}
+    shapes |= {
+        "K": (1, 1, 1, 3),
+        "C": (UNITS, UNITS),
+        "L4": (UNITS, INPUTS),
+        "A": (INPUTS, INPUTS),
+        "B": (INPUTS, INPUTS),
+    }
     read = {name for each in nodes for name in each.input}
     weights = {name: normal(rng, *shape) for name, shape in shapes.items()} | NUMBERS | MORE
     return saved(path, nodes, inputs, outputs, {name: value for name, value in weights.items() if name in read}, 18)
@@ -258,3 +297,17 @@ def test_outputs_that_are_left_out_are_named(tmp_path, rng):
     nodes = [*step(h="zeros", last="", y="hs"), node("MatMul", "hs P", "y")]
     path = written(tmp_path / "m.onnx", rng, nodes, {"x": [1, INPUTS]}, {"y": [1, 2], "hs": [1, UNITS]})
     assert any("'hs'" in note for note in imported(path).notes)
+
+
+def test_states_of_one_size_in_reverse_order_are_paired(tmp_path, rng):
+    """By what the outputs depend on: not every order of six can be tried."""
+    nodes, weights = [node("Unsqueeze", "x a0", "v0")], {"a0": np.array([0]), "a1": np.array([1])}
+    for i in range(6):
+        weights |= {f"W{i}": normal(rng, 1, 3 * UNITS, UNITS), f"R{i}": normal(rng, 1, 3 * UNITS, UNITS)}
+        cell = [f"v{i}", f"W{i}", f"R{i}", "", "", f"h{i}"], [f"Y{i}", f"n{i}"]
+        nodes += [helper.make_node("GRU", *cell, hidden_size=UNITS), node("Squeeze", f"Y{i} a1", f"v{i + 1}")]
+    nodes.append(node("Squeeze", "v6 a0", "y"))
+    inputs = {"x": [1, UNITS]} | {f"h{i}": [1, 1, UNITS] for i in range(6)}
+    outputs = {"y": [1, UNITS]} | {f"n{i}": [1, 1, UNITS] for i in reversed(range(6))}
+    found = imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, weights))
+    assert found.states == {f"h{i}": f"n{i}" for i in range(6)}

@@ -1,0 +1,96 @@
+"""Which inputs may be the frame and which outputs may give states back: every assignment that the sizes allow.
+
+What the outputs depend on says which are tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from itertools import zip_longest
+
+import numpy as np
+
+from onnx_export.importer.frames import depending
+
+__all__ = ["alike", "assignments"]
+
+MAX_TRIED = 10_000  # outputs for an input, in one search
+
+
+def assignments(trace, inputs, outputs, states, frames):
+    """Frames, outputs and pairs of states: all that the sizes allow, the given pairs kept, those in order first."""
+    sizes = {name: value.numbers.size for name, value in outputs.items()}
+    sizes |= {name: trace.values[name].numbers.size for name in inputs.shapes}
+    if any(sizes[name] != sizes.get(result) for name, result in states.items()):
+        return
+    free = [name for name in outputs if name not in states.values()]
+    depending_on = {name: _behind(trace, trace.values[name].numbers, outputs) for name in inputs.shapes}
+    behind = {name: _likely_first(trace, name, outputs, depending_on) for name in inputs.shapes}
+    chosen = _choices(inputs, {sizes[name] for name in free}, sizes, states, frames)
+    by_choice = [_of_choice(each, inputs, free, sizes, states, behind) for each in chosen]
+    for turn in zip_longest(*by_choice):
+        yield from filter(None, turn)
+
+
+def alike(name: str, result: str) -> float:
+    """How much of two names is the same, from 0 to 1."""
+    return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
+
+
+def _of_choice(chosen, inputs, free: list[str], sizes, states, behind):
+    """The assignments where some inputs are the frame."""
+    rest = [name for name in inputs.shapes if name not in chosen and name not in states]
+    for own in _in_order(rest, free, sizes, behind):
+        pairs = dict(states) | {name: own[name] for name in rest}
+        others = [name for name in free if name not in pairs.values()]
+        if not others:  # a cell by itself: a state is the result as well
+            yield from ((chosen, (name,), pairs) for name in pairs.values())
+        for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
+            yield chosen, names, pairs
+
+
+def _choices(inputs, results: set[int], sizes, states, frames) -> list[tuple[str, ...]]:
+    """The inputs that can be x: those given; else those that can't be states, as no output has their size; else one."""
+    free = [name for name in inputs.shapes if name not in states]
+    if frames:
+        return [tuple(name for name in free if name in frames)]
+    sure = tuple(name for name in free if issubclass(inputs.types[name], np.integer) or sizes[name] not in results)
+    return [sure] if sure else [(name,) for name in free]
+
+
+def _behind(trace, numbers: np.ndarray, outputs) -> set[str]:
+    """The outputs that depend on some elements."""
+    depends = depending(trace, numbers.ravel())
+    return {name for name, value in outputs.items() if depends[value.numbers].any()}
+
+
+def _likely_first(trace, name: str, outputs, behind: Mapping[str, set[str]]) -> list[str]:
+    """The outputs that depend on an input, those of its shape, of few other inputs, and of a like name in front."""
+    counts = {result: sum(result in each for each in behind.values()) for result in behind[name]}
+    shape = trace.values[name].shape
+    return sorted(
+        counts, key=lambda result: (outputs[result].shape != shape, counts[result], -alike(name, result), result)
+    )
+
+
+def _in_order(names: list[str], free: list[str], sizes, behind):
+    """Every way to give each of some inputs an output of its size, first those where each depends on its input."""
+    of_size = {name: [result for result in free if sizes[result] == sizes[name]] for name in names}
+    likely = {name: [result for result in behind[name] if result in of_size[name]] for name in names}
+    first = sorted(names, key=lambda name: len(likely[name]))  # the state of the last layer has the fewest
+    yield from _pairings(first, likely, iter(range(MAX_TRIED)))
+    for pairs in _pairings(names, of_size, iter(range(MAX_TRIED))):
+        if any(result not in likely[name] for name, result in pairs.items()):
+            yield pairs
+
+
+def _pairings(names: list[str], possible: Mapping[str, list[str]], budget: Iterator[int], taken: tuple[str, ...] = ()):
+    """Every way to give each of some inputs another of the outputs that are possible for it, within a budget."""
+    if not names:
+        yield {}
+        return
+    for result in possible[names[0]]:
+        if result not in taken and next(budget, None) is not None:
+            for pairs in _pairings(names[1:], possible, budget, (*taken, result)):
+                yield {names[0]: result} | pairs
