@@ -95,6 +95,8 @@ def import_model(
     drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
     try:
         found = plan(onnx_model, **given)
+        if not found.chain.layers:
+            raise NotImported("its output is its input as it is: there is no layer")
         model = Model(found.chain.layers, tuple(found.chain.names.values()))
         if model.input_size != len(found.chain.frame):
             raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")

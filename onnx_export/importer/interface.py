@@ -248,7 +248,7 @@ def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
         return False
     moved, read = {value.name}, False
     for node in graph.node:  # sorted
-        if moved.intersection(node.input):
+        if moved.intersection(node.input) and node.op_type not in ("Shape", "Size"):
             indices = node.op_type == "Gather" and node.input[0] not in moved
             if not indices and not (node.op_type in LAYOUT and not moved.intersection(node.input[1:])):
                 return False

@@ -192,12 +192,12 @@ class _Rows:
 
 def _alike(one, other) -> bool:
     """Whether constants of two blocks are equal, but for those of each element."""
+    if one is other:
+        return True
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(
             key in OF_ELEMENTS or _alike(value, other[key]) for key, value in one.items() if key != "x"
         )
-    if one is other:
-        return True
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     return bool(np.array_equal(one, other))

@@ -311,3 +311,16 @@ def test_states_of_one_size_in_reverse_order_are_paired(tmp_path, rng):
     outputs = {"y": [1, UNITS]} | {f"n{i}": [1, 1, UNITS] for i in reversed(range(6))}
     found = imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, weights))
     assert found.states == {f"h{i}": f"n{i}" for i in range(6)}
+
+
+def test_a_file_without_a_layer_says_so(tmp_path, rng):
+    path = written(tmp_path / "m.onnx", rng, [node("Identity", "x", "y")], {"x": [1, INPUTS]}, {"y": [1, INPUTS]})
+    with pytest.raises(ValueError, match="there is no layer"):
+        imported(path)
+
+
+def test_token_ids_whose_number_is_read_load(tmp_path, rng):
+    nodes = [node("Shape", "x", "s"), node("Gather", "A x", "e", axis=0), node("Concat", "s size", "t", axis=0),
+             node("Reshape", "e t", "f"), node("MatMul", "f L", "y")]  # fmt: skip
+    weights = {"A": normal(rng, INPUTS, INPUTS), "L": normal(rng, INPUTS, UNITS), "size": np.array([INPUTS])}
+    imported(saved(tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1, UNITS]}, weights, ids=("x",)))
