@@ -78,8 +78,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             if found.trace.loops and found.moves:
                 faults.append("a Loop over an open number of frames, of which only some can be compared" + remedy)
             fields["mixed"] += [(axes, faults)] if faults else []
-            of_cells = found.trace.sequences and not found.moves  # rows of cells: the proof compares some
-            if not (faults or shifts or found.trace.faults or of_cells):
+            if not (faults or shifts or found.trace.faults):
                 fields["faults"] += [fault + remedy for fault in _uneven(found, axes, results)]
             if not found.trace.faults:
                 more = _reach(model, shapes, constants, axes, [found.length + 1])
@@ -96,6 +95,8 @@ def frames_of(model, varying, constants, dims) -> dict:
 
 def _uneven(found: Reach, axes, results) -> list[str]:
     """Why not every frame is computed by the same rule, which one frame does not show; empty if it is."""
+    if found.trace.sequences and not found.moves:
+        return []  # rows of cells, of which the proof compares some
     shifts = Shifts(found, axes)
     uneven = [name for name, axis in _axes(found, results).items() if not shifts.carries(results, {name: axis})]
     return [f"output {name!r}: not every frame of it is computed by the same rule" for name in uneven]
