@@ -8,7 +8,7 @@ they became, which runs no code of the caller's. The functions that set the poin
 once more, without Python, that each array has the elements that the call reads or writes.
 """
 from cnorm.arguments import (
-    as_array, as_index, as_place, check_averages, check_isa, check_output, check_results, check_var, is_bfloat16,
+    as_array, as_axis, as_place, check_averages, check_isa, check_output, check_results, check_var, is_bfloat16,
     real_number, refuse_axis, refuse_bound, refuse_changed, refuse_dtype, refuse_empty_rows, refuse_foreign_stream,
     refuse_frames, refuse_groups, refuse_infinite, refuse_mask, refuse_matrix, refuse_momentum, refuse_no_moment,
     refuse_not_single, refuse_output_frames, refuse_overlap, refuse_per_channel, refuse_per_element, refuse_rows,
@@ -52,15 +52,15 @@ cdef tuple places_of(object out, tuple names, bint has_parameter):
 cdef tuple PLACES = ("out[0]", "out[1]", "out[2]")
 
 
-cdef inline ptrdiff_t index_of(object axis) except? -100:  # not -1, the usual axis
-    """axis as an integer."""
+cdef inline ptrdiff_t axis_of(object axis, cnp.ndarray x) except? -100:  # not -1, the usual axis
+    """The first normalised dimension of x, from an integer or a tuple; not checked to be a dimension."""
     cdef int overflow = 0
     cdef long number
     if type(axis) is int:  # without Python's comparisons, which take 30 ns
         number = PyLong_AsLongAndOverflow(axis, &overflow)
         if not overflow:
             return number
-    return as_index(axis)
+    return as_axis(axis, cnp.PyArray_NDIM(x))
 
 
 cdef inline double real_of(object value, str name) except -1.0:

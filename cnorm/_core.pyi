@@ -31,7 +31,7 @@ def layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: Array | None = None,
     return_stats: Literal[False] = False,
 ) -> Array: ...
@@ -42,7 +42,7 @@ def layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: Array | None = None,
     return_stats: Literal[True],
 ) -> tuple[Array, Stats]: ...
@@ -52,7 +52,7 @@ def layer_norm_backward(
     weight: Array | None,
     stats: Stats,
     *,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: tuple[Array | None, Array | None, Array | None] | None = None,
 ) -> tuple[Array, Array | None, Array]: ...
 @overload
@@ -63,7 +63,7 @@ def add_layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: Array | None = None,
     sum_out: Array | None = None,
     return_stats: Literal[False] = False,
@@ -76,7 +76,7 @@ def add_layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: Array | None = None,
     sum_out: Array | None = None,
     return_stats: Literal[True],
@@ -87,7 +87,7 @@ def rms_norm(
     weight: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: Array | None = None,
     return_stats: Literal[False] = False,
 ) -> Array: ...
@@ -97,7 +97,7 @@ def rms_norm(
     weight: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: Array | None = None,
     return_stats: Literal[True],
 ) -> tuple[Array, Stats]: ...
@@ -107,7 +107,7 @@ def rms_norm_backward(
     weight: Array | None,
     stats: Stats,
     *,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     out: tuple[Array | None, Array | None] | None = None,
 ) -> tuple[Array, Array | None]: ...
 
@@ -267,7 +267,7 @@ def smoothing_gradient(
     stats: Stats,
     smoothing: float,
     *,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
 ) -> float: ...
 
 class default_float_env:

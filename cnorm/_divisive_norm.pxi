@@ -150,7 +150,7 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
         The input of the forward call.
     weight : ndarray, shape x.shape[axis:], dtype of x, or None
         The weight of the forward call.
-    axis : int
+    axis : int or tuple of int
         As in the forward call.
     stats : Stats
         Of the forward call, ``layer_norm(x, weight, bias, eps=smoothing**2, return_stats=True)``.
@@ -173,7 +173,7 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     cdef cnorm_norm_backward call
     cdef double ds
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight")
-    cdef ptrdiff_t first = index_of(axis)
+    cdef ptrdiff_t first = axis_of(axis, a)
     cdef double number = real_of(smoothing, "smoothing")
     full_dtype_of(a, "x")
     set_rows(&shape, a, first)

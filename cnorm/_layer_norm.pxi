@@ -88,9 +88,10 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     eps : float
         Added to the variance, rounded to the type of the computation: float32, or float64 for float64 x. 0 is allowed:
         a constant row then normalises to 0.
-    axis : int
-        The first normalised dimension, as in ONNX: everything from there to the end is one row. ``axis=0`` makes the
-        whole array one row.
+    axis : int or tuple of int
+        The first normalised dimension, as in ONNX: everything from there to the end is one row. Not NumPy's ``axis``:
+        ``axis=0`` makes the whole array one row; for columns give ``x.T``. A tuple must be of the last dimensions,
+        as ``(-2, -1)``, which is ``axis=-2``.
     out : ndarray, shape and dtype of x, optional
         Where the result goes; ``out=x`` is in place. Any other overlap with x, weight or bias is an error.
     return_stats : bool
@@ -126,7 +127,7 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
     cdef cnp.ndarray w = parameter_of(weight, "weight", "layer_norm(x, weight, bias, axis=-k)")
     cdef cnp.ndarray b = parameter_of(bias, "bias")
-    cdef ptrdiff_t first = index_of(axis)
+    cdef ptrdiff_t first = axis_of(axis, a)
     cdef double smoothing = real_of(eps, "eps")
     set_rows(&shape, a, first)
     check_eps(&shape, smoothing)
@@ -178,7 +179,7 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     cdef cnp.ndarray place = place_of(out, "out"), sum_place = place_of(sum_out, "sum_out")
     cdef cnp.ndarray w = parameter_of(weight, "weight", "add_layer_norm(x, residual, weight, bias, axis=-k)")
     cdef cnp.ndarray b = parameter_of(bias, "bias")
-    cdef ptrdiff_t first = index_of(axis)
+    cdef ptrdiff_t first = axis_of(axis, a)
     cdef double smoothing = real_of(eps, "eps")
     set_rows(&shape, a, first)
     check_eps(&shape, smoothing)
@@ -229,7 +230,7 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
     cdef cnorm_norm call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
     cdef cnp.ndarray w = parameter_of(weight, "weight", "rms_norm(x, weight, axis=-k)")
-    cdef ptrdiff_t first = index_of(axis)
+    cdef ptrdiff_t first = axis_of(axis, a)
     cdef double smoothing = real_of(eps, "eps")
     set_rows(&shape, a, first)
     check_eps(&shape, smoothing)
@@ -251,7 +252,7 @@ cdef tuple row_gradients(Backward entry, object dy, object x, object weight, Sta
     cdef cnorm_norm_backward call
     cdef tuple names = ("dx", "dweight") if entry == cnorm_rms_norm_backward else ("dx", "dweight", "dbias")
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight"), like = w
-    cdef ptrdiff_t first = index_of(axis)
+    cdef ptrdiff_t first = axis_of(axis, a)
     cdef tuple places = places_of(out, names, w is not None)
     cdef list results, written
     cdef int ndim
@@ -296,7 +297,7 @@ def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=Non
         The weight of the forward call.
     stats : Stats
         Of the forward call.
-    axis : int
+    axis : int or tuple of int
         As in the forward call.
     out : tuple of three ndarrays or None, optional
         Where (dx, dweight, dbias) go. dx may be dy or x: in place.

@@ -54,9 +54,12 @@ def as_array(a, name: str, call: str | None = None) -> np.ndarray:
     if not readable and not hasattr(a, "__dlpack__"):
         hint = f", which has no dtype: pass np.float32({name})" if type(a) is list else ""
         raise TypeError(f"{name} must be an array, NumPy's or another library's, got {type(a).__name__}{hint}")
+    if getattr(a, "requires_grad", False) is True:  # a tensor of PyTorch: the result would have no gradient
+        raise TypeError(
+            f"{name} must be an array without recorded gradients, got a {type(a).__name__} that requires grad: "
+            "cnorm.torch has functions and modules with gradients; without them, pass .detach()"
+        )
     try:
-        if hasattr(a, "detach"):  # a tensor of PyTorch, perhaps one that gradients are recorded for
-            a = a.detach()
         return np.asarray(a) if readable else np.from_dlpack(a)
     except Exception as error:  # the other library's error, for an array on a GPU
         raise TypeError(
@@ -139,7 +142,8 @@ def refuse_per_element(a: np.ndarray, name: str, x: np.ndarray, axis: int) -> No
     """A weight or bias that is not of the normalised shape, or of another dtype."""
     _check_parameter_dtype(a, name, x)
     raise ValueError(
-        f"{name} must have the normalised shape {x.shape[axis:]} (x has shape {x.shape}, axis={axis}), got {a.shape}"
+        f"{name} must have the normalised shape {x.shape[axis:]} (x has shape {x.shape}, and axis={axis} is the first "
+        f"normalised dimension), got {a.shape}"
     )
 
 
@@ -217,17 +221,35 @@ def refuse_stats(data: np.ndarray | None, shape: tuple, x: np.ndarray, meaning: 
 # ---- numbers ---------------------------------------------------------------------------------------------------
 
 
-def as_index(axis) -> int:
-    """axis as an integer."""
+def _integer(value) -> int | None:
+    """A value as an integer; None for a bool and for what is no integer."""
     try:
-        i = None if isinstance(axis, (bool, np.bool_)) else operator.index(axis)
+        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        i = None
-    if i is None:
-        raise TypeError(f"axis must be an integer, the first normalised dimension, got {quoted(axis)}")
-    if abs(i) > 1 << 60:
-        raise ValueError(f"axis must be the number of a dimension of x, got {quoted(i)}")
-    return i
+        return None
+
+
+def as_axis(axis, ndim: int) -> int:
+    """The first normalised dimension, from an integer or from a tuple of the last of `ndim` dimensions."""
+    numbers = [_integer(number) for number in (axis if type(axis) is tuple else (axis,))]
+    if None in numbers or not numbers:
+        raise TypeError(
+            "axis must be an integer, the first normalised dimension, or a tuple of the last dimensions, "
+            f"got {quoted(axis)}"
+        )
+    if type(axis) is not tuple:
+        if abs(numbers[0]) > 1 << 60:
+            raise ValueError(f"axis must be the number of a dimension of x, got {quoted(axis)}")
+        return numbers[0]
+    if any(not -ndim <= number < ndim for number in numbers) or len({n % ndim for n in numbers}) < len(numbers):
+        raise ValueError(f"axis must be dimensions of x, which has {ndim}, each once, got {quoted(axis)}")
+    last = tuple(range(-len(numbers), 0))
+    if {number % ndim for number in numbers} != {number % ndim for number in last}:
+        raise ValueError(
+            f"axis must be the last dimensions of x, {last}, got {quoted(axis)} for {ndim} dimensions: "
+            f"np.moveaxis(x, {quoted(axis)}, {last}) puts those last"
+        )
+    return last[0]
 
 
 def refuse_axis(axis: int, x: np.ndarray) -> None:
@@ -259,10 +281,7 @@ def refuse_not_single(number: float, name: str) -> None:
 
 def whole_number(value, name: str, least: int) -> int:
     """An integer, checked to be at least `least`; one of more than 2**60 becomes 2**60."""
-    try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = None
+    number = _integer(value)
     if number is None:
         raise TypeError(f"{name} must be an integer, got {quoted(value)}")
     if number < least:

@@ -286,10 +286,67 @@ def test_axis_out_of_range(x, axis):
         cnorm.layer_norm(x, axis=axis)
 
 
-@pytest.mark.parametrize("axis", [None, (1,), (0, 1), [1], 1.0, "1", True, np.True_, np.float32(1), np.array([1])])
+@pytest.mark.parametrize("axis", [None, (), (1.0,), [1], 1.0, "1", True, np.True_, np.float32(1), np.array([1])])
 def test_axis_of_another_type(x, axis):
     with raises(TypeError, "axis"):
         cnorm.layer_norm(x, axis=axis)
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4])
+def test_axis_as_a_tuple(rng, ndim):
+    """The last dimensions, in any order and of either sign, are those from the first of them on."""
+    x = rng.standard_normal((3, 2, 5, 4)[-ndim:], np.float32)
+    for count in range(1, ndim + 1):
+        wanted, stats = cnorm.layer_norm(x, axis=-count, return_stats=True)
+        gradients = cnorm.layer_norm_backward(x, x, None, stats, axis=-count)
+        for numbers in (range(-count, 0), range(ndim - count, ndim), range(-1, -count - 1, -1)):
+            axis = tuple(numbers)
+            assert np.array_equal(cnorm.layer_norm(x, axis=axis), wanted)
+            assert np.array_equal(cnorm.rms_norm(x, axis=axis), cnorm.rms_norm(x, axis=-count))
+            assert np.array_equal(cnorm.add_layer_norm(x, x, axis=axis)[1], x + x)
+            ours = cnorm.layer_norm_backward(x, x, None, stats, axis=axis)
+            assert np.array_equal(ours[0], gradients[0])
+            assert cnorm.smoothing_gradient(x, x, None, stats, 0.1, axis=axis) == cnorm.smoothing_gradient(
+                x, x, None, stats, 0.1, axis=-count
+            )
+
+
+@pytest.mark.parametrize("axis", [(0,), (0, 2), (2, 0), (0, 1), (-3, -1)])
+def test_other_axes_get_the_remedy(rng, axis):
+    """The call that the message names computes the norm over those axes."""
+    x = rng.standard_normal((3, 2, 5), np.float32)
+    with raises(ValueError, "axis") as caught:
+        cnorm.layer_norm(x, axis=axis)
+    call = re.search(r"np\.moveaxis\(.*?\)\)", str(caught.value))[0]
+    moved = eval(call, {"np": np, "x": x})
+    last = tuple(range(-len(axis), 0))
+    y = np.moveaxis(cnorm.layer_norm(moved, axis=last), last, axis)
+    deviation = np.sqrt(x.var(axis, keepdims=True, dtype=np.float64) + 1e-5)
+    np.testing.assert_allclose(y, (x - x.mean(axis, keepdims=True, dtype=np.float64)) / deviation, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("axis", [(-1, -1), (0, 2), (1, -1), (-3,), (2**70,)])
+def test_tuples_that_are_no_dimensions(x, axis):
+    with raises(ValueError, "axis"):
+        cnorm.layer_norm(x, axis=axis)
+
+
+def test_weight_for_columns_is_told_what_axis_means(x):
+    with pytest.raises(ValueError, match=r"weight must .*axis=0 is the first normalised dimension"):
+        cnorm.layer_norm(x, np.ones(len(x), np.float32), axis=0)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "batch_norm", "instance_norm", "divisive_norm"])
+def test_tensors_that_require_gradients(name):
+    """The result would be an array without a gradient."""
+    torch = pytest.importorskip("torch")
+    shape = (4, 3, 5) if name == "instance_norm" else (4, 6)
+    t = torch.ones(shape, requires_grad=True)
+    norm = getattr(cnorm, name)
+    for given, what in (((t,), "x"), ((t.detach(), torch.ones(shape[1], requires_grad=True)), "weight")):
+        with pytest.raises(TypeError, match=rf"^{what} must .*cnorm\.torch.*\.detach\(\)"):
+            norm(*given)
+    assert norm(t.detach()).shape == shape
 
 
 @pytest.mark.parametrize("axis", [np.int64(-1), np.int8(1), np.uint8(1)])
@@ -569,7 +626,7 @@ def test_backward_axis(x, weight, stats):
     with raises(ValueError, "axis"):
         cnorm.layer_norm_backward(x, x, weight, stats, axis=2)
     with raises(TypeError, "axis"):
-        cnorm.layer_norm_backward(x, x, weight, stats, axis=(1,))
+        cnorm.layer_norm_backward(x, x, weight, stats, axis=[1])
     empty = np.zeros((3, 0), np.float32)
     with raises(ValueError, "axis"):
         cnorm.layer_norm_backward(empty, empty, None, stats)
