@@ -12,7 +12,7 @@ import numpy as np
 from cnorm.cells.functions import FUNCTIONS, checked_parameters
 from cnorm.cells.tensors import Tensor
 from cnorm.cells.weights import checked
-from cnorm.layers.base import Layer, with_name
+from cnorm.layers.base import Layer, check_own_forward, with_name
 from cnorm.text import listed
 
 SLOPE = (Tensor("slope", ("N",)),)
@@ -146,5 +146,6 @@ def _of_module(module, parameters: Mapping) -> tuple[Any, dict]:
     name = type(module).__name__
     if name not in MODULES:
         raise TypeError(f"function must be a str or a module of torch.nn ({', '.join(MODULES)}), got {name}")
+    check_own_forward(module)
     given = MODULES[name](module)
     return given.pop("function"), given

@@ -229,6 +229,18 @@ def refuse_hooks(module: Any, what: str = "the module") -> None:
         )
 
 
+def check_own_forward(module: Any) -> None:
+    """Refuse a module that may compute something else than its class in torch.nn does: by a subclass, or as above."""
+    refuse_hooks(module)
+    for name in ("forward", "__call__"):
+        of = next((of for of in type(module).__mro__ if name in vars(of)), None)
+        if of is not None and not of.__module__.startswith("torch.nn.modules."):
+            raise ValueError(
+                f"the module must have the {name} of a class of torch.nn, got that of {of.__module__}."
+                f"{of.__qualname__}: what it computes is not in its tensors"
+            )
+
+
 def with_name(layer: Layer, name: Any) -> Layer:
     """A new layer, which takes over a name if there is one."""
     if name is not None:

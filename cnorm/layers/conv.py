@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
-from cnorm.layers.base import Layer, at_least, refuse_hooks, weight_and_bias, with_name
+from cnorm.layers.base import Layer, at_least, check_own_forward, weight_and_bias, with_name
 
 TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=True)
 
@@ -284,5 +284,5 @@ def _module(module, bias):
         raise TypeError("bias must not be given beside a module, which brings its own")
     if len(module.kernel_size) != 1 or getattr(module, "transposed", False):
         raise ValueError(f"the module must be a torch.nn.Conv1d, got {type(module).__name__}")
-    refuse_hooks(module)
+    check_own_forward(module)
     return module

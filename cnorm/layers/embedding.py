@@ -11,7 +11,7 @@ import numpy as np
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
 from cnorm.cells.weights import checked
-from cnorm.layers.base import Layer, with_name
+from cnorm.layers.base import Layer, check_own_forward, with_name
 from cnorm.text import listed
 
 TABLE = (Tensor("weight", ("T", "O")),)
@@ -58,6 +58,7 @@ class Embedding(Layer):
         if hasattr(weight, "num_embeddings") and hasattr(weight, "weight"):  # a torch.nn.Embedding
             if weight.max_norm is not None:
                 raise ValueError(f"the module must have no max_norm, got {weight.max_norm}: it changes the table")
+            check_own_forward(weight)
             weight = weight.weight
         self.weights, sizes = checked({"weight": weight}, TABLE, "Embedding")
         self.tokens, self.output_size, self.input_size = sizes["T"], sizes["O"], 1

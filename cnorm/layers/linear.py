@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm.cells.rounded import Matrix, Rows
 from cnorm.cells.tensors import Tensor
-from cnorm.layers.base import Layer, refuse_hooks, weight_and_bias, with_name
+from cnorm.layers.base import Layer, check_own_forward, weight_and_bias, with_name
 
 LINEAR = Tensor("weight", ("O", "I")), Tensor("bias", ("O",), optional=True)
 
@@ -40,7 +40,7 @@ class Linear(Layer):
         if hasattr(weight, "in_features") and hasattr(weight, "weight"):  # a torch.nn.Linear
             if bias is not None:
                 raise TypeError("bias must not be given beside a module, which brings its own")
-            refuse_hooks(weight)
+            check_own_forward(weight)
             weight, bias = weight.weight, weight.bias
         sizes = self._take_weights(LINEAR, weight, bias)
         self.output_size, self.input_size = sizes["O"], sizes["I"]

@@ -11,7 +11,7 @@ import numpy as np
 from cnorm._core import BoundLayerNorm, rounded
 from cnorm.cells.tensors import Tensor
 from cnorm.cells.weights import of_layer_norm
-from cnorm.layers.base import Layer, weight_and_bias, with_name
+from cnorm.layers.base import Layer, check_own_forward, weight_and_bias, with_name
 
 LAYER_NORM = Tensor("weight", ("N",)), Tensor("bias", ("N",), optional=True)
 
@@ -46,6 +46,7 @@ class LayerNorm(Layer, BoundLayerNorm):
         if hasattr(weight, "normalized_shape"):  # a torch.nn.LayerNorm
             if bias is not None or eps is not None:
                 raise TypeError("bias and eps must not be given beside a module, which brings its own")
+            check_own_forward(weight)
             weight, bias, eps = of_layer_norm(weight)
         if isinstance(weight, (int, tuple)):
             raise TypeError(

@@ -202,9 +202,13 @@ def test_a_layer_norm_takes_no_other_norm():
         cnorm.LayerNorm(nn.GroupNorm(2, 4))
 
 
-def test_both_directions_of_a_tensor_that_requires_a_gradient():
-    model, x = cnorm.Model(nn.GRU(5, 4, bidirectional=True)), torch.randn(7, 5, requires_grad=True)
-    np.testing.assert_array_equal(model.run(x), model.run(x.detach().numpy()))
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_frames_that_require_a_gradient_are_refused(bidirectional):
+    """The outputs would be arrays without one."""
+    model, x = cnorm.Model(nn.GRU(5, 4, bidirectional=bidirectional)), torch.randn(7, 5, requires_grad=True)
+    with pytest.raises(TypeError, match=r"^x must .* that requires grad: cnorm.torch has"):
+        model.run(x)
+    np.testing.assert_array_equal(model.run(x.detach()), model.run(x.detach().numpy()))
 
 
 def test_a_hook_of_a_sequential_is_refused():
@@ -250,3 +254,63 @@ def test_a_forward_set_on_an_instance_is_refused():
     for make in (lambda: cnorm.Model([linear]), lambda: cnorm.Model(whole), lambda: cnorm.Linear(linear)):
         with pytest.raises(ValueError, match="must have the forward of its class"):
             make()
+
+
+def doubled(of):
+    """A subclass of a class of torch.nn that computes twice as much."""
+
+    class Doubled(of):
+        def forward(self, *given):
+            y = super().forward(*given)
+            return (2 * y[0], y[1]) if isinstance(y, tuple) else 2 * y
+
+    Doubled.__name__ = of.__name__
+    return Doubled
+
+
+def hooked(of):
+    def make(*given):
+        module = of(*given)
+        module.register_forward_hook(lambda module, inputs, y: 2 * y)
+        return module
+
+    return make
+
+
+ONE = {
+    "Linear": (nn.Linear, (5, 4), cnorm.Linear),
+    "LayerNorm": (nn.LayerNorm, (5,), cnorm.LayerNorm),
+    "Embedding": (nn.Embedding, (5, 4), cnorm.Embedding),
+    "Tanh": (nn.Tanh, (), cnorm.Activation),
+    "PReLU": (nn.PReLU, (), cnorm.Activation),
+    "CausalConv1d": (nn.Conv1d, (5, 4, 3), cnorm.CausalConv1d),
+    "Conv1d": (nn.Conv1d, (5, 4, 3), lambda module: cnorm.Conv1d(module, positions=7)),
+    "LSTM": (nn.LSTM, (5, 4), None),
+    "GRUCell": (nn.GRUCell, (5, 4), None),
+    "Sequential": (nn.Sequential, (nn.Linear(5, 5),), None),
+}
+
+
+@pytest.mark.parametrize("kind", ONE)
+@pytest.mark.parametrize("change", [doubled, hooked])
+def test_what_computes_something_else_than_its_class_is_refused(change, kind):
+    """By the layer's own constructor, too."""
+    of, given, layer = ONE[kind]
+    module = change(of)(*given)
+    makes = [lambda: cnorm.Model([module]), lambda: cnorm.Model(nn.Sequential(nn.Identity(), module))]
+    for make in makes if layer is None else [*makes, lambda: layer(module), lambda: cnorm.Model([layer(module)])]:
+        with pytest.raises(ValueError, match=r"forward|cnorm\.CausalConv1d\(module\)"):
+            make()
+
+
+def test_parametrised_weights_are_the_computed_ones():
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    for kind, (of, given, layer) in ONE.items():
+        if kind in ("Linear", "LayerNorm", "Embedding", "CausalConv1d", "Conv1d"):
+            module = of(*given)
+            weight = module.weight.detach().clone()
+            nn.utils.parametrize.register_parametrization(module, "weight", Doubled())
+            np.testing.assert_array_equal(layer(module).weights["weight"], 2 * weight.numpy())
