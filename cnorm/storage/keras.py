@@ -17,7 +17,7 @@ import numpy as np
 from cnorm.cells.presets import PRESETS
 from cnorm.cells.weights import as_array
 from cnorm.layers import CELLS, Activation, Bidirectional, CausalConv1d, Embedding, LayerNorm, Linear
-from cnorm.layers.base import Layer
+from cnorm.layers.base import Layer, refuse_hooks
 from cnorm.model import Model
 from cnorm.storage.modules import append_batch_norm
 
@@ -86,6 +86,10 @@ def _chain(model: Any) -> list[Any]:
             "subclass computes is not in its weights. Give cnorm.Model a list of layers, such as "
             "cnorm.Linear(kernel.T, bias) and cnorm.LSTM(tensors, preset='keras')"
         )
+    try:
+        _check_own(model)
+    except ValueError as error:
+        raise ValueError(f"model {model.name!r}: {error}") from None
     if not model.built:
         raise ValueError(f"model {model.name!r} must be built: it has no weights before keras.Input or a first call")
     if kind == "Sequential":
@@ -131,10 +135,10 @@ def _append(layers: list[Layer], layer: Any) -> None:
     if not module.startswith("keras.src.layers.") or kind not in (*_LAYERS, *IGNORED):
         known = ", ".join(_LAYERS)
         raise ValueError(f"{place}, must be one of {known}: {BY_HAND.get(kind, _LIST)}")
-    if kind in IGNORED:
-        return
     try:
         _check_own(layer)
+        if kind in IGNORED:
+            return
         _LAYERS[kind](layers, layer, layer.get_config())
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: {error}") from None
@@ -157,12 +161,13 @@ def _must(config: Mapping, **wanted: Any) -> None:
 
 def _check_own(layer: Any) -> None:
     """Refuse a layer that computes something else than its class."""
-    if not type(layer).__module__.startswith("keras.src.layers."):
+    if not type(layer).__module__.startswith(("keras.src.layers.", "keras.src.models.")):
         raise ValueError(
             f"it must be Keras' own, got {_said(type(layer))}: what its call computes is not in its weights"
         )
     if changed := sorted({"call", "__call__"} & vars(layer).keys()):
         raise ValueError(f"it must have the {changed[0]} of its class, got {_said(vars(layer)[changed[0]])}")
+    refuse_hooks(layer, "it")  # of Keras' backend PyTorch
     if mode := getattr(layer, "quantization_mode", None):
         raise ValueError(f"its dtype policy must not be quantised, got {mode}")
 

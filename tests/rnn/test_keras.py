@@ -1,35 +1,17 @@
 """`cnorm.from_keras`: the outputs of Keras 3, and refusals by name."""
 
-import os
-
 import numpy as np
 import pytest
+from keras_models import L, keras, varied
 
 import cnorm
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
-pytest.importorskip("torch")
-keras = pytest.importorskip("keras", reason="!!! SKIPPED: from_keras, because keras is not installed")
-if not hasattr(keras, "src") or keras.__version__ < "3":
-    pytest.skip("!!! SKIPPED: from_keras reads Keras 3", allow_module_level=True)
-L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' of tensors
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     keras.utils.set_random_seed(0)
-
-
-def varied(model):
-    """Every weight away from its initial value, so that none is a one or a zero that hides something."""
-    rng = np.random.default_rng(0)
-    for variable in model.weights:
-        if "seed" in variable.path:
-            continue
-        value = keras.ops.convert_to_numpy(variable.value) + 0.3 * rng.standard_normal(variable.shape)
-        variable.assign(np.abs(value) + 0.1 if "variance" in variable.path else value)
-    return model
 
 
 def sequential(*layers, inputs=5):
@@ -227,3 +209,20 @@ def test_a_shared_layer_and_a_state_that_nothing_reads():
     y, *_ = L.LSTM(5, return_sequences=True, return_state=True)(act(dense(act(dense(x)))))
     model = varied(keras.Model(x, L.LayerNormalization()(dense(y))))
     agrees(model, cnorm.from_keras(model))
+
+
+@pytest.mark.parametrize("kind", [L.Dense, L.Dropout, L.Identity])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_hook_or_a_call_of_its_own_is_refused(kind, whole):
+    """Of a layer, of one that does nothing at inference, and of a model inside another."""
+    for change, says in (
+        (lambda one: one.register_forward_hook(lambda module, inputs, y: 2 * y), "must have no forward hooks"),
+        (lambda one: setattr(one, "call", lambda x: 2 * x), "must have the call of its class"),
+    ):
+        layer = kind(5) if kind is L.Dense else kind(0.5) if kind is L.Dropout else kind()
+        inner = keras.Sequential([keras.Input((None, 5)), layer, L.Dense(5)])
+        model = keras.Sequential([keras.Input((None, 5)), inner, L.Dense(3)])
+        change(inner if whole else layer)
+        refuses(model, ValueError, says)
+        if whole:
+            refuses(inner, ValueError, says)

@@ -4,42 +4,14 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from torch_modules import doubled, nn, normed, through, torch
 
 import cnorm
-
-torch = pytest.importorskip("torch")
-nn = torch.nn
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def normed(size):
-    norm = nn.BatchNorm1d(size).eval()
-    with torch.no_grad():
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-        norm.weight.normal_()
-        norm.bias.normal_()
-    return norm
-
-
-def through(modules, x):
-    """The outputs of modules in order for one sequence [frames, inputs]."""
-    with torch.no_grad():
-        for module in modules:
-            if isinstance(module, nn.RNNCellBase):
-                state, ys = None, []
-                for frame in x:
-                    state = module(frame[None], state)
-                    ys.append(state[0] if isinstance(state, tuple) else state)
-                x = torch.cat(ys)
-            else:
-                x = module.eval()(x)
-                x = x[0] if isinstance(x, tuple) else x
-    return x.numpy()
 
 
 def agrees(model, modules, inputs=5):
@@ -254,18 +226,6 @@ def test_a_forward_set_on_an_instance_is_refused():
     for make in (lambda: cnorm.Model([linear]), lambda: cnorm.Model(whole), lambda: cnorm.Linear(linear)):
         with pytest.raises(ValueError, match="must have the forward of its class"):
             make()
-
-
-def doubled(of):
-    """A subclass of a class of torch.nn that computes twice as much."""
-
-    class Doubled(of):
-        def forward(self, *given):
-            y = super().forward(*given)
-            return (2 * y[0], y[1]) if isinstance(y, tuple) else 2 * y
-
-    Doubled.__name__ = of.__name__
-    return Doubled
 
 
 def hooked(of):
