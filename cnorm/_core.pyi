@@ -289,6 +289,7 @@ class Network:
     cells: int
     macs: int
     nbytes: int
+    longest: int
     tokens: Mapping[int, int]
     @property
     def weights(self) -> str: ...

@@ -189,6 +189,7 @@ cdef class Network:
     cdef cnp.ndarray initial  # the initial state
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
+    cdef readonly ptrdiff_t longest  # the longest side of a matrix, which no sum of a step exceeds
     cdef readonly object tokens  # the number of tokens, by the element of a frame that is a token id
     cdef bint has_tokens  # whether there are any: a truth value of Python takes 25 ns
     cdef int types  # bit t is set if there is a matrix of type t
@@ -385,7 +386,7 @@ cdef class Network:
                         field_vector(&self.layers[i], field)[0] = <const float *>cnp.PyArray_DATA(block)
                 field += 1
         self.cells, self.state_arrays, self.state_floats = other.cells, other.state_arrays, other.state_floats
-        self.macs, self.nbytes, self.types = other.macs, other.nbytes, other.types
+        self.macs, self.nbytes, self.types, self.longest = other.macs, other.nbytes, other.types, other.longest
         starts.extend([other.initial[at:at + units] for _, units, at in other.state_arrays])
         return 0
 
@@ -403,6 +404,7 @@ cdef class Network:
     cdef int add_sizes(self, const cnorm_matrix *m) except -1:
         self.macs += m.gates * m.units * m.cols
         self.nbytes += cnorm_matrix_bytes(m)
+        self.longest = max(self.longest, m.gates * m.units, m.cols)
         self.types |= 1 << <int>m.type
         return 0
 

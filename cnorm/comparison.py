@@ -29,11 +29,14 @@ class Comparison:
     judged : int
         Number of frames before the first whose bound exceeds a hundredth of the outputs' scale; later ones are not
         judged.
+    weights : str
+        The type of the model's large matrices, `Model.weights`. The bound has no part for their rounding.
     """
 
     errors: np.ndarray
     bounds: np.ndarray
     judged: int
+    weights: str = "float32"
 
     @property
     def worst_frame(self) -> int:
@@ -65,7 +68,10 @@ class Comparison:
             return f"not decided: {judged}, and it takes two; give more frames, or smaller inputs"
         verdict = "the outputs agree" if self.ok else "the outputs differ"
         worst = f"worst at frame {self.worst_frame}: error {self.error:.1e}, bound {self.bound:.1e}"
-        return f"{verdict}: {worst}; {judged}"
+        rounded = ""
+        if not self.ok and self.weights != "float32":
+            rounded = f"; the weights are rounded to {self.weights}, which the bound does not allow for"
+        return f"{verdict}: {worst}; {judged}{rounded}"
 
 
 def compare(model, x, expected) -> Comparison:
@@ -84,8 +90,7 @@ def compare(model, x, expected) -> Comparison:
         raise ValueError(f"expected must have the shape {y.shape} of the outputs, got {expected.shape}")
     if not len(y):
         raise ValueError("x must have at least one frame, got none")
-    longest = max(max(array.shape) for array in model.arrays())
-    rounding = UNIT_ROUNDOFF * np.sqrt(16 + longest / 16)
+    rounding = UNIT_ROUNDOFF * np.sqrt(16 + _longest_sum(model) / 16)
     rng, max_change = np.random.default_rng(0), np.zeros(len(y))
     for _ in range(PERTURBED_RUNS):
         signs = rng.choice([-1.0, 1.0], np.shape(x))
@@ -97,7 +102,15 @@ def compare(model, x, expected) -> Comparison:
     beyond = np.flatnonzero(bounds > UNDECIDED * scale)
     judged = int(beyond[0]) if len(beyond) else len(y)
     with np.errstate(invalid="ignore"):
-        return Comparison(_largest(y.astype(np.float64) - expected), bounds, judged)
+        return Comparison(_largest(y.astype(np.float64) - expected), bounds, judged, model.weights)
+
+
+def _longest_sum(model) -> int:
+    """The most elements that a sum of a step can have."""
+    if model._packed is None:
+        return max(max(array.shape) for array in model.arrays())
+    networks = [network for part in model._parts for network in part]  # a packed model has no layers
+    return max(model.input_size, model.output_size, *(network.longest for network in networks))
 
 
 def _largest(frames: np.ndarray) -> np.ndarray:

@@ -108,6 +108,28 @@ def test_a_packed_model_is_a_model(tmp_path, rng):
     assert not (tmp_path / "c").exists()
 
 
+def test_a_packed_model_is_checked(tmp_path, rng):
+    """Within the same bound but for a longest sum that is padded, and wrong outputs are seen."""
+    for model in [cnorm.demo_model(), *models(rng)]:
+        packed, x = repacked(model, tmp_path / "a.cnorm"), rng.standard_normal((9, model.input_size), np.float32)
+        if model.tokens:
+            x[:, list(model.tokens)] = 1
+        y = model.run(x)
+        ours, theirs = packed.check(x, y), model.check(x, y)
+        assert ours.ok == theirs.ok
+        assert (ours.bounds <= 4 * theirs.bounds).all()
+        assert not packed.check(x, y + np.float32(0.1) * np.abs(y).max()).ok
+
+
+def test_rounded_weights_are_named_where_outputs_differ(tmp_path, rng):
+    model, x = cnorm.demo_model(), rng.standard_normal((9, 12), np.float32)
+    rounded = model.with_weights("int8", smallest=0)
+    for one in (rounded, repacked(rounded, tmp_path / "a.cnorm")):
+        assert "weights are rounded to int8" in str(one.check(x, model.run(x)))
+        assert "rounded" not in str(one.check(x, rounded.run(x)))
+    assert "rounded" not in str(model.check(x, model.run(x) + 1))
+
+
 def test_replacing_a_mapped_file_does_not_disturb_its_model(tmp_path, rng):
     path = tmp_path / "a.cnorm"
     first = repacked(cnorm.demo_model(), path)
