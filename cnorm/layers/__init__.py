@@ -11,6 +11,7 @@ from cnorm.layers.activation import Activation
 from cnorm.layers.bidirectional import Bidirectional
 from cnorm.layers.cells import GRU, LSTM, RNN
 from cnorm.layers.conv import CausalConv1d, Conv1d
+from cnorm.layers.conv_transpose import ConvTranspose1d
 from cnorm.layers.delay import Delay
 from cnorm.layers.embedding import Embedding
 from cnorm.layers.linear import Linear
@@ -29,6 +30,7 @@ __all__ = [
     "CausalConv1d",
     "Concat",
     "Conv1d",
+    "ConvTranspose1d",
     "Delay",
     "Embedding",
     "LayerNorm",

@@ -146,7 +146,7 @@ class CausalConv1d(Conv):
         self, weight: Any, bias: Any = None, *, dilation: int = 1, groups: int = 1, name: str | None = None
     ) -> None:
         if hasattr(weight, "in_channels"):
-            module = _module(weight, bias)
+            module = module_of(weight, bias, "Conv1d")
             before = (module.kernel_size[0] - 1) * module.dilation[0]
             if module.stride != (1,) or module.padding not in ((0,), (before,)) or module.padding_mode != "zeros":
                 raise ValueError(
@@ -210,17 +210,14 @@ class Conv1d(Conv):
         name: str | None = None,
     ) -> None:
         if hasattr(weight, "in_channels"):
-            module = _module(weight, bias)
+            module = module_of(weight, bias, "Conv1d")
             if not isinstance(module.padding, tuple):
                 raise ValueError(f"the module's padding must be a number, got {module.padding!r}")
             weight, bias, dilation, groups = module.weight, module.bias, module.dilation[0], module.groups
             stride, padding, padding_mode = module.stride[0], module.padding[0], module.padding_mode
         self._take(weight, bias, dilation, groups)
         self.positions, self.stride = at_least(1, positions, "positions"), at_least(1, stride, "stride")
-        padding = (padding, padding) if isinstance(padding, Integral) else padding
-        if not isinstance(padding, (tuple, list)) or len(padding) != 2:
-            raise TypeError(f"padding must be a number or two, got {padding!r}")
-        self.padding = tuple(at_least(0, one, "padding") for one in padding)
+        self.padding = pair_of(padding)
         if padding_mode not in ("zeros", "reflect"):
             raise ValueError(f"padding_mode must be 'zeros' or 'reflect', got {padding_mode!r}")
         self.padding_mode = padding_mode
@@ -278,11 +275,19 @@ def _tensor(values: np.ndarray, taps: int, groups: int) -> np.ndarray:
     return np.concatenate([whole[g * o : (g + 1) * o, g * c : (g + 1) * c] for g in range(groups)])
 
 
-def _module(module, bias):
-    """A torch.nn.Conv1d, checked."""
+def pair_of(padding: Any) -> tuple[int, int]:
+    """The padding at the start and at the end, checked."""
+    both = (padding, padding) if isinstance(padding, Integral) else padding
+    if not isinstance(both, (tuple, list)) or len(both) != 2:
+        raise TypeError(f"padding must be a number or two, got {padding!r}")
+    return at_least(0, both[0], "padding"), at_least(0, both[1], "padding")
+
+
+def module_of(module, bias, kind: str):
+    """A torch.nn.Conv1d or ConvTranspose1d, checked."""
     if bias is not None:
         raise TypeError("bias must not be given beside a module, which brings its own")
-    if len(module.kernel_size) != 1 or getattr(module, "transposed", False):
-        raise ValueError(f"the module must be a torch.nn.Conv1d, got {type(module).__name__}")
+    if len(module.kernel_size) != 1 or getattr(module, "transposed", False) != (kind == "ConvTranspose1d"):
+        raise ValueError(f"the module must be a torch.nn.{kind}, got {type(module).__name__}")
     check_own_forward(module)
     return module

@@ -110,11 +110,8 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
     kind, own = of.__name__, of.__module__.startswith("torch.nn.modules.")
     if own and kind in IGNORED:
         return
-    if own and kind == "Conv1d":
-        raise ValueError(
-            f"{place}, Conv1d: write cnorm.CausalConv1d(module) where it runs over time, "
-            "cnorm.Conv1d(module, positions=...) where it runs inside a frame"
-        )
+    if own and kind in _OF_FRAMES:
+        raise ValueError(f"{place}, {kind}: write {_OF_FRAMES[kind]}")
     batch_norm = (own and kind == "BatchNorm1d") or (of.__module__, kind) == ("cnorm.torch.norms", "BatchNorm")
     if not batch_norm and not (own and kind in _MODULES):
         raise ValueError(_no_layer(place, module))
@@ -166,6 +163,11 @@ def append_batch_norm(layers: list, arrays: list, eps: float, name: str | None) 
     layers.append(with_name(before.with_product(weight, bias), name))
 
 
+_OF_FRAMES = {  # modules that do not say how many positions a frame has
+    "Conv1d": "cnorm.CausalConv1d(module) where it runs over time, cnorm.Conv1d(module, positions=...) where it runs "
+    "inside a frame",
+    "ConvTranspose1d": "cnorm.ConvTranspose1d(module, positions=...), which runs inside a frame",
+}
 _MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
     {
         **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),

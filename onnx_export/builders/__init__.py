@@ -26,6 +26,7 @@ _SHARED = {
     "CausalConv1d": "conv",
     "Concat": "taps",
     "Conv1d": "conv",
+    "ConvTranspose1d": "frames",
     "LayerNorm": "elementwise",
     "Multiply": "taps",
     "Slice": "taps",

@@ -94,7 +94,11 @@ typedef struct cnorm_embedding {
  *   CNORM_LAYER_CAUSAL_CONV: over time, the taps `dilation` frames apart, the last is the frame [channels] itself. Its
  *       state is the last (taps - 1) * dilation frames, the oldest first. Members from `positions` on are not read.
  *   CNORM_LAYER_CONV: in a frame [channels, positions], with `before` and `after` positions of zeros, or of the frame
- *       mirrored at its ends, around it, every `stride` positions: [outputs, results / outputs]. */
+ *       mirrored at its ends, around it, every `stride` positions: [outputs, results / outputs].
+ *   CNORM_LAYER_CONV_TRANSPOSE: the transpose of that. Position p of a frame [channels, positions] adds to the places
+ *       p * stride + t * dilation - before, of those that there are, the product of `weight` [taps * outputs, channels]
+ *       with its channels, or, if depthwise, `kernel` times them; then bias is added: [outputs, results / outputs].
+ *       `reflect` and `after` are not read. */
 typedef struct cnorm_conv {
     cnorm_matrix weight;                         /* gates = 1, group = 0; panels NULL if depthwise */
     const float *kernel, *bias;                  /* [taps, padded channels], depthwise only; [outputs] or NULL */
@@ -226,7 +230,8 @@ typedef struct cnorm_delay {
     LAYER(CAUSAL_CONV, cnorm_conv, causal_conv)                                                                        \
     LAYER(CONV, cnorm_conv, conv)                                                                                      \
     LAYER(EMBEDDING, cnorm_embedding, embedding)                                                                       \
-    LAYER(DELAY, cnorm_delay, delay)
+    LAYER(DELAY, cnorm_delay, delay)                                                                                   \
+    LAYER(CONV_TRANSPOSE, cnorm_conv, conv_transpose)
 
 #define CNORM_LAYER_NUMBER(name, type, member) CNORM_LAYER_##name,
 typedef enum cnorm_layer_kind { CNORM_LAYERS(CNORM_LAYER_NUMBER) } cnorm_layer_kind;

@@ -93,9 +93,9 @@ typedef struct cnorm_gradient {
         float *slope; /* [n], CNORM_ACTIVATION_PRELU only */
     } activation;
     struct cnorm_conv_gradient {
-        float *weight;        /* [outputs, taps * channels] */
+        float *weight;        /* [outputs, taps * channels]; transposed [taps * outputs, channels] */
         float *kernel, *bias; /* [taps, padded channels], [outputs] */
-    } causal_conv, conv;
+    } causal_conv, conv, conv_transpose;
     struct cnorm_embedding_gradient {
         float *weight; /* [units, tokens] */
     } embedding;

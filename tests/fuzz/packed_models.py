@@ -52,6 +52,12 @@ def models(rng):
     )  # fmt: skip
     yield convolutions
     yield cnorm.Model([cnorm.Delay(3, 2, input_size=2), cnorm.Linear(np.ones((2, 6), np.float32))])
+    frames = [
+        cnorm.ConvTranspose1d(rng.standard_normal((2, 2, 2)).astype(np.float32), positions=2, stride=2, padding=1),
+        cnorm.ConvTranspose1d(rng.standard_normal((2, 1, 2)).astype(np.float32), positions=2, groups=2),
+    ]
+    yield cnorm.Model(frames)
+    yield cnorm.Model(frames).with_weights("int8", smallest=1)
     tokens = cnorm.Embedding(rng.standard_normal((5, 2)).astype(np.float32))
     yield cnorm.Model([cnorm.Slice("input", 1, 2), tokens, gru])
     for weights in ("int8", "float16"):

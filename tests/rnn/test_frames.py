@@ -8,7 +8,7 @@ from pathlib import Path
 import cells
 import numpy as np
 import pytest
-from tapes import back, run, tape_of
+from tapes import back, own_gradients, run, tape_of
 
 import cnorm
 import onnx_export
@@ -123,8 +123,8 @@ def test_it_is_saved_packed_pickled_and_exported(name, weights, tmp_path, rng):
     layer = LAYERS[name](rng)
     model = cnorm.Model([layer])
     if weights != "float32":
-        if not any(leaf.matrices() for _, leaf in layer.leaves("")):
-            pytest.skip("it has no matrix")
+        if not layer.matrices() or getattr(layer, "positions", 1) > 10:
+            pytest.skip("it has no matrix, or is one of many positions, whose graph is large")
         model = model.with_weights(weights, smallest=1)
     x = normal(rng, 9, layer.input_size)
     model.save(tmp_path / "a.safetensors")
@@ -215,3 +215,118 @@ def test_the_state_of_a_delay_is_the_last_frames(rng):
 def test_wrong_delays(arguments, says):
     with pytest.raises((TypeError, ValueError), match=says):
         cnorm.Delay(**{"frames": 2, "input_size": 3} | arguments)
+
+
+# ---- ConvTranspose1d
+
+# channels, outputs, taps, groups, positions, stride, padding, output_padding, dilation
+TRANSPOSED = [
+    (4, 6, 5, 1, 7, 2, 2, 0, 1),
+    (4, 6, 5, 2, 7, 2, (1, 3), 1, 1),
+    (6, 6, 3, 6, 33, 1, 1, 0, 1),
+    (5, 5, 3, 5, 9, 3, 0, 2, 2),
+    (1, 1, 4, 1, 1, 1, 0, 0, 3),
+    (3, 2, 2, 1, 80, 4, 0, 3, 1),
+    (40, 33, 3, 1, 5, 1, (2, 0), 0, 2),
+]
+LAYERS |= {f"ConvTranspose1d {shape}": lambda rng, shape=shape: transposed_conv(rng, shape) for shape in TRANSPOSED}
+
+
+def transposed_conv(rng, shape):
+    c, o, k, groups, positions, stride, padding, more, dilation = shape
+    options = {"positions": positions, "stride": stride, "padding": padding, "output_padding": more}
+    return cnorm.ConvTranspose1d(
+        normal(rng, c, o // groups, k), normal(rng, o), **options, dilation=dilation, groups=groups
+    )
+
+
+def whole_transposed(layer):
+    """The weight [channels, outputs, taps], zeros between groups."""
+    weight, o = np.float64(layer.weights["weight"]), layer.out_channels // layer.groups
+    whole = np.zeros((layer.channels, layer.out_channels, layer.taps))
+    for c in range(layer.channels):
+        g = c // (layer.channels // layer.groups)
+        whole[c, g * o : (g + 1) * o] = weight[c]
+    return whole
+
+
+def spread(layer, windows):
+    """[rows, outputs * places] of what the positions [rows, positions, outputs, taps] add to their places."""
+    length = (layer.positions - 1) * layer.stride + (layer.taps - 1) * layer.dilation + 1 + layer.output_padding
+    whole = np.zeros((len(windows), layer.out_channels, length))
+    for p in range(layer.positions):
+        for k in range(layer.taps):
+            whole[:, :, p * layer.stride + k * layer.dilation] += windows[:, p, :, k]
+    return whole[:, :, layer.padding[0] : length - layer.padding[1]].reshape(len(windows), -1)
+
+
+def gathered(layer, dy):
+    """Its transpose: the windows [rows, positions, outputs, taps] of dy."""
+    grid = np.pad(dy.reshape(len(dy), layer.out_channels, layer.places), [(0, 0), (0, 0), layer.padding])
+    at = np.arange(layer.positions)[:, None] * layer.stride + np.arange(layer.taps) * layer.dilation
+    return grid[:, :, at].transpose(0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("shape", TRANSPOSED)
+def test_transposed_convolutions_are_right_and_have_right_gradients(shape, isa, rng):
+    layer, rows = transposed_conv(rng, shape), 21
+    x, dy = normal(rng, rows, layer.input_size), normal(rng, rows, layer.output_size)
+    tape = tape_of([layer], rows, 1)
+    y = run(tape, x[:, None])[:, 0]
+    dx, own = back(tape, dy[:, None], layer.input_size)[:, 0], own_gradients(layer, tape)
+    weight = whole_transposed(layer)
+    bias = np.float64(layer.weights["bias"])
+
+    def forward(x, weight, bias):
+        turned = np.float64(x).reshape(rows, layer.channels, layer.positions)
+        return spread(layer, np.einsum("rcp,cok->rpok", turned, weight)) + np.repeat(bias, layer.places)
+
+    terms = 1 if layer.depthwise else layer.channels
+    chain = 2 + min(16, terms) + -(-terms // 16) + layer.taps
+    sizes = forward(np.abs(x), np.abs(weight), np.abs(bias))
+    assert (np.abs(y - forward(x, weight, bias)) <= chain * U * sizes).all()
+    windows = gathered(layer, np.float64(dy))
+    for_x = [np.einsum("rpok,cok->rcp", f(windows), f(weight)).reshape(rows, -1) for f in (np.positive, np.abs)]
+    chain = 16 + -(-layer.taps * layer.out_channels // 256) + 7 + layer.taps  # as the products of autodiff.py
+    assert (np.abs(dx - for_x[0]) <= chain * U * for_x[1] + 1e-30).all()
+    turned = np.float64(x).reshape(rows, layer.channels, layer.positions)
+    for_w = [np.einsum("rcp,rpok->cok", f(turned), f(windows)) for f in (np.positive, np.abs)]
+    chain = 3 + 16 + -(-rows * layer.positions // 16)
+    kept = np.abs(weight) > 0
+    assert (np.abs(own["weight"].ravel() - for_w[0][kept]) <= chain * U * for_w[1][kept]).all()
+    for_b = np.float64(dy).reshape(rows, layer.out_channels, layer.places)
+    chain = 3 + 16 + -(-rows * layer.places // 16)
+    assert (np.abs(own["bias"] - for_b.sum((0, 2))) <= chain * U * np.abs(for_b).sum((0, 2))).all()
+
+
+def test_a_transposed_convolution_of_torch(rng):
+    torch = pytest.importorskip("torch")
+    for options in (
+        {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2, "dilation": 2},
+        {"stride": 3, "padding": 2, "bias": False},
+        {"groups": 4},
+    ):
+        module = torch.nn.ConvTranspose1d(4, 4, 5, **options)
+        x = normal(rng, 5, 4 * 11)
+        wanted = module(torch.from_numpy(x).reshape(5, 4, 11)).detach().numpy().reshape(5, -1)
+        model = cnorm.Model([cnorm.ConvTranspose1d(module, positions=11)])
+        np.testing.assert_allclose(model.run(x), wanted, atol=3e-6)
+    with pytest.raises(ValueError, match=r"must be a torch.nn.ConvTranspose1d, got Conv1d"):
+        cnorm.ConvTranspose1d(torch.nn.Conv1d(4, 4, 5), positions=11)
+    with pytest.raises(ValueError, match=r"must be a torch.nn.Conv1d, got ConvTranspose1d"):
+        cnorm.Conv1d(torch.nn.ConvTranspose1d(4, 4, 5), positions=11)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"groups": 3}, "groups must divide the 4 channels, got 3"),
+        ({"padding": 30}, r"padding must leave at least one of the 13 places, got \(30, 30\)"),
+        ({"output_padding": 1}, "output_padding must be below stride or dilation, got 1"),
+        ({"stride": 0}, "stride must be at least 1"),
+        ({"bias": np.zeros(3, np.float32)}, r"bias must have the shape \(2,\), got \(3,\)"),
+    ],
+)
+def test_wrong_transposed_convolutions(options, says, rng):
+    with pytest.raises(ValueError, match=says):
+        cnorm.ConvTranspose1d(normal(rng, 4, 2, 4), **{"positions": 10} | options)

@@ -56,6 +56,8 @@ def frame_layers(rng):
     return [
         cnorm.Delay(3, 2, input_size=21),
         cnorm.Conv1d(normal(4, 9, 3), normal(4), positions=7, padding=1),
+        cnorm.ConvTranspose1d(normal(4, 3, 5), normal(6), positions=7, stride=2, padding=2, groups=2),
+        cnorm.ConvTranspose1d(normal(6, 1, 3), positions=13, dilation=2, groups=6),
     ]
 
 

@@ -103,7 +103,8 @@ static void causal_run(const layer_run *call)
             float *state = kept(conv) > 0 ? call->states[call->steps ? 0 : s + i] + call->offset : NULL;
             const const_rows own = {x.at + i * x.stride, x.stride};
             if (conv->depthwise) depthwise_rows(call->kernels, conv, state, of_stream, own, rows + i * floats);
-            else cnorm_history_windows(history_of(conv), state, of_stream, own, (float_rows){rows + i * floats, floats});
+            else
+                cnorm_history_windows(history_of(conv), state, of_stream, own, (float_rows){rows + i * floats, floats});
             cnorm_history_append(history_of(conv), state, of_stream, own);
         }
         if (!conv->depthwise)

@@ -1,6 +1,7 @@
 /* CNORM_LAYER_CONV: a convolution inside a frame [channels, positions], which is transposed to [positions, channels].
  * The windows of all places of the kernel are the rows of one product, whose results [places, outputs] are transposed
  * to [outputs, places]. */
+#include "frames.h"
 #include "windows.h"
 
 #include <string.h>
@@ -77,25 +78,6 @@ static ptrdiff_t read_at(const cnorm_conv *conv, ptrdiff_t at)
     return at < 0 ? -at : 2 * last - at;
 }
 
-/* to [cols, rows] = from [rows, cols] transposed; `stride` of the rows of `from` */
-static void transpose(ptrdiff_t rows, ptrdiff_t cols, const float *from, ptrdiff_t stride, float *to)
-{
-    ptrdiff_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        ptrdiff_t c = 0;
-        for (; c + 4 <= cols; c += 4) {
-            f32x4 block[4];
-            for (int i = 0; i < 4; ++i) memcpy(block + i, from + (r + i) * stride + c, sizeof *block);
-            transpose_4(block);
-            for (int i = 0; i < 4; ++i) memcpy(to + (c + i) * rows + r, block + i, sizeof *block);
-        }
-        for (; c < cols; ++c)
-            for (int i = 0; i < 4; ++i) to[c * rows + r + i] = from[(r + i) * stride + c];
-    }
-    for (; r < rows; ++r)
-        for (ptrdiff_t c = 0; c < cols; ++c) to[c * rows + r] = from[r * stride + c];
-}
-
 /* the padding [from, to) of a frame [positions, channels] */
 static void pad(const cnorm_conv *conv, ptrdiff_t from, ptrdiff_t to, float *frame)
 {
@@ -112,7 +94,7 @@ static const float *padded_frame(const cnorm_conv *conv, const float *x, float *
     float *frame = memory + conv->before * channels;
     if (channels == 1 && conv->before + conv->after == 0) return x;
     if (channels == 1) memcpy(frame, x, (size_t)positions * sizeof *frame);
-    else transpose(channels, positions, x, positions, frame);
+    else cnorm_transpose(channels, positions, (const_rows){x, positions}, (float_rows){frame, channels});
     pad(conv, -conv->before, 0, frame);
     pad(conv, positions, positions + conv->after, frame);
     return memory;
@@ -168,7 +150,7 @@ static void conv_frame(const cnorm_kernels *kernels, const cnorm_conv *conv, con
                                              : (const_rows){frame + p * stride, stride},
                           (float_rows){scratch.y + p * width, width}, scratch.rest);
     }
-    transpose(count, conv->outputs, scratch.y, width, y); /* now, since y may be x */
+    cnorm_transpose(count, conv->outputs, (const_rows){scratch.y, width}, (float_rows){y, count}); /* y may be x */
 }
 
 static void conv_run(const layer_run *call)

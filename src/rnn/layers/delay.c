@@ -80,8 +80,8 @@ static void delay_backward(const layer_backward *call)
         float *dstate = kept_frames(of) > 0 ? call->dstate + b * call->dstate_stride : NULL;
         cnorm_history_backward_start(of, call->steps, dstate, frames);
         for (ptrdiff_t s = call->steps - 1; s >= 0; --s)
-            cnorm_history_backward_add(call->kernels, of, s,
-                                       call->dy.at + (s * call->batch + b) * call->dy.stride, frames);
+            cnorm_history_backward_add(call->kernels, of, s, call->dy.at + (s * call->batch + b) * call->dy.stride,
+                                       frames);
         const float_rows dx = {call->dx.at ? call->dx.at + b * call->dx.stride : NULL, call->batch * call->dx.stride};
         cnorm_history_backward_end(of, call->steps, frames, dstate, dx);
     }
