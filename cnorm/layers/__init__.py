@@ -15,7 +15,9 @@ from cnorm.layers.conv_transpose import ConvTranspose1d
 from cnorm.layers.delay import Delay
 from cnorm.layers.embedding import Embedding
 from cnorm.layers.linear import Linear
+from cnorm.layers.max_pool import MaxPool1d
 from cnorm.layers.norm import LayerNorm
+from cnorm.layers.permute import Permute
 from cnorm.layers.residual import Residual
 from cnorm.layers.scale import Scale
 from cnorm.layers.taps import Add, Concat, Multiply, Slice
@@ -35,7 +37,9 @@ __all__ = [
     "Embedding",
     "LayerNorm",
     "Linear",
+    "MaxPool1d",
     "Multiply",
+    "Permute",
     "Residual",
     "Scale",
     "Slice",

@@ -167,6 +167,7 @@ _OF_FRAMES = {  # modules that do not say how many positions a frame has
     "Conv1d": "cnorm.CausalConv1d(module) where it runs over time, cnorm.Conv1d(module, positions=...) where it runs "
     "inside a frame",
     "ConvTranspose1d": "cnorm.ConvTranspose1d(module, positions=...), which runs inside a frame",
+    "MaxPool1d": "cnorm.MaxPool1d(module, channels=..., positions=...), which runs inside a frame",
 }
 _MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
     {

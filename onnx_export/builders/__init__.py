@@ -28,7 +28,9 @@ _SHARED = {
     "Conv1d": "conv",
     "ConvTranspose1d": "frames",
     "LayerNorm": "elementwise",
+    "MaxPool1d": "frames",
     "Multiply": "taps",
+    "Permute": "frames",
     "Slice": "taps",
 }  # modules of several kinds; that of another kind has its name in small letters
 _MODULES = {kind: f"{__name__}.{_SHARED.get(kind, kind.lower())}" for kind in KINDS}

@@ -1,4 +1,4 @@
-"""ConvTranspose1d of frames [channels, positions]."""
+"""ConvTranspose1d, MaxPool1d and Permute of frames [channels, positions]."""
 
 from __future__ import annotations
 
@@ -53,4 +53,18 @@ def _window_elements(layer) -> np.ndarray:
     return at
 
 
-_BUILT = {"ConvTranspose1d": _conv_transpose}
+def _max_pool(graph, layer, weights, x):
+    y = graph.add(
+        "MaxPool", grid(graph, x, (layer.channels, layer.positions)), name="largest", kernel_shape=[layer.taps],
+        dilations=[layer.dilation], strides=[layer.stride], pads=list(layer.padding),
+    )  # fmt: skip
+    return flat(graph, x, y, layer.output_size)
+
+
+def _permute(graph, layer, weights, x):
+    order = [0, *(axis + 1 for axis in layer.axes)]
+    turned = graph.add("Transpose", grid(graph, x, layer.shape), name="turned", perm=order)
+    return flat(graph, x, turned, layer.output_size)
+
+
+_BUILT = {"ConvTranspose1d": _conv_transpose, "MaxPool1d": _max_pool, "Permute": _permute}

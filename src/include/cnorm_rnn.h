@@ -216,6 +216,24 @@ typedef struct cnorm_delay {
     ptrdiff_t outputs;             /* frames * n */
 } cnorm_delay;
 
+/* y [channels, results / channels] = the largest under `taps` taps, `dilation` apart, every `stride` positions of a frame
+ * [channels, positions] with `before` positions in front, which like those behind it are smaller than any number. Each
+ * place has a tap in the frame: before <= (taps - 1) * dilation and, if it is not 0, dilation <= positions. */
+typedef struct cnorm_pool {
+    ptrdiff_t channels, positions, taps, stride, dilation; /* at least 1 */
+    ptrdiff_t before;
+    ptrdiff_t inputs, results; /* channels * positions; channels times the number of places */
+} cnorm_pool;
+
+enum { CNORM_AXES = 6 };
+
+/* y [n] = x with its axes in another order: that of y number i is x's number axes[i], each once. The first lengths are
+ * 1 where there are fewer axes. */
+typedef struct cnorm_permute {
+    ptrdiff_t n, lengths[CNORM_AXES]; /* of x */
+    int axes[CNORM_AXES];
+} cnorm_permute;
+
 /* The kinds of layers: CNORM_LAYER_ and the name, the layer's struct, its member of `as`. Packed files store the number
  * of a kind, so a new one is the last. */
 #define CNORM_LAYERS(LAYER)                                                                                            \
@@ -231,7 +249,9 @@ typedef struct cnorm_delay {
     LAYER(CONV, cnorm_conv, conv)                                                                                      \
     LAYER(EMBEDDING, cnorm_embedding, embedding)                                                                       \
     LAYER(DELAY, cnorm_delay, delay)                                                                                   \
-    LAYER(CONV_TRANSPOSE, cnorm_conv, conv_transpose)
+    LAYER(CONV_TRANSPOSE, cnorm_conv, conv_transpose)                                                                  \
+    LAYER(MAX_POOL, cnorm_pool, max_pool)                                                                              \
+    LAYER(PERMUTE, cnorm_permute, permute)
 
 #define CNORM_LAYER_NUMBER(name, type, member) CNORM_LAYER_##name,
 typedef enum cnorm_layer_kind { CNORM_LAYERS(CNORM_LAYER_NUMBER) } cnorm_layer_kind;

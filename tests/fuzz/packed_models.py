@@ -55,6 +55,8 @@ def models(rng):
     frames = [
         cnorm.ConvTranspose1d(rng.standard_normal((2, 2, 2)).astype(np.float32), positions=2, stride=2, padding=1),
         cnorm.ConvTranspose1d(rng.standard_normal((2, 1, 2)).astype(np.float32), positions=2, groups=2),
+        cnorm.MaxPool1d(2, channels=2, positions=3, stride=1, padding=(1, 0)),
+        cnorm.Permute((3, 2), (1, 0)),
     ]
     yield cnorm.Model(frames)
     yield cnorm.Model(frames).with_weights("int8", smallest=1)

@@ -330,3 +330,111 @@ def test_a_transposed_convolution_of_torch(rng):
 def test_wrong_transposed_convolutions(options, says, rng):
     with pytest.raises(ValueError, match=says):
         cnorm.ConvTranspose1d(normal(rng, 4, 2, 4), **{"positions": 10} | options)
+
+
+# ---- MaxPool1d and Permute
+
+# channels, positions, taps, stride, padding, dilation
+POOLED = [
+    (3, 10, 2, None, 0, 1),
+    (4, 33, 3, 2, 1, 1),
+    (1, 7, 3, 1, (2, 1), 3),
+    (2, 1, 3, 1, 2, 1),
+    (5, 20, 4, 3, (0, 3), 2),
+]
+LAYERS |= {f"MaxPool1d {shape}": lambda rng, shape=shape: pool(shape) for shape in POOLED}
+PERMUTED = [((2, 8, 5), (1, 0, 2)), ((33, 16), (1, 0)), ((2, 3, 4, 1, 2, 3), (5, 0, 3, 1, 4, 2)), ((7,), (0,))]
+LAYERS |= {f"Permute {given}": lambda rng, given=given: cnorm.Permute(*given) for given in PERMUTED}
+
+
+def pool(shape):
+    channels, positions, taps, stride, padding, dilation = shape
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    return cnorm.MaxPool1d(taps, channels=channels, positions=positions, **options)
+
+
+@pytest.mark.parametrize("shape", POOLED)
+def test_pooling_is_exact_and_its_gradient_goes_to_the_first_of_the_largest(shape, rng):
+    layer, rows = pool(shape), 30
+    x = np.float32(rng.integers(-3, 4, (rows, layer.input_size)))  # with equal ones
+    dy = normal(rng, rows, layer.output_size)
+    grid = x.reshape(rows, layer.channels, layer.positions)
+    padded = np.pad(grid, [(0, 0), (0, 0), layer.padding], constant_values=-np.inf)
+    at = np.arange(layer.places)[:, None] * layer.stride + np.arange(layer.taps) * layer.dilation
+    tape = tape_of([layer], rows, 1)
+    y = run(tape, x[:, None])[:, 0]
+    assert np.array_equal(y, padded[:, :, at].max(-1).reshape(rows, -1))
+    dx = back(tape, dy[:, None], layer.input_size)
+    places = np.take_along_axis(np.broadcast_to(at, (*grid.shape[:2], *at.shape)),
+                                padded[:, :, at].argmax(-1)[..., None], -1)[..., 0]  # fmt: skip
+    wanted, sizes = np.zeros(padded.shape), np.zeros(padded.shape)
+    rows_at, channels_at = np.indices(places.shape)[:2]
+    np.add.at(wanted, (rows_at, channels_at, places), dy.reshape(places.shape))
+    np.add.at(sizes, (rows_at, channels_at, places), np.abs(dy).reshape(places.shape))
+    inside = slice(layer.padding[0], layer.padding[0] + layer.positions)
+    assert (np.abs(dx.reshape(grid.shape) - wanted[..., inside]) <= layer.taps * U * sizes[..., inside]).all()
+
+
+def test_pooling_of_torch_and_numbers_that_are_none(rng):
+    torch = pytest.importorskip("torch")
+    for options in ({"stride": 2, "ceil_mode": True}, {"padding": 1, "ceil_mode": True, "stride": 2}, {"dilation": 2}):
+        module = torch.nn.MaxPool1d(3, **options)
+        x = normal(rng, 5, 4 * 10)
+        x[0, 17] = np.nan
+        wanted = module(torch.from_numpy(x).reshape(5, 4, 10)).numpy().reshape(5, -1)
+        assert np.array_equal(
+            cnorm.Model([cnorm.MaxPool1d(module, channels=4, positions=10)]).run(x), wanted, equal_nan=True
+        )
+    with pytest.raises(ValueError, match="returns no indices"):
+        cnorm.MaxPool1d(torch.nn.MaxPool1d(3, return_indices=True), channels=4, positions=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"padding": 3}, "padding must be below the 3 taps, got 3"),
+        ({"padding": 1, "dilation": 12}, "dilation must be at most the 10 positions with padding, got 12"),
+        ({"dilation": 5}, "positions and padding must be at least the 11 that a window reaches over, got 10 and 0"),
+        ({"stride": 0}, "stride must be at least 1"),
+    ],
+)
+def test_wrong_pools(options, says):
+    with pytest.raises(ValueError, match=says):
+        cnorm.MaxPool1d(3, channels=2, positions=10, **options)
+
+
+@pytest.mark.parametrize("given", PERMUTED)
+def test_permuting_is_exact_forward_and_back(given, rng):
+    layer, (shape, axes) = cnorm.Permute(*given), given
+    x = normal(rng, 6, layer.input_size)
+    tape = tape_of([layer], 6, 1)
+    wanted = x.reshape(6, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(6, -1)
+    assert np.array_equal(run(tape, x[:, None])[:, 0], wanted)
+    assert np.array_equal(back(tape, wanted[:, None].copy(), layer.input_size)[:, 0], x)
+
+
+def test_a_token_may_be_permuted(rng):
+    """The runtime knows where it is in the frame."""
+    layers = [
+        cnorm.Permute((2, 3), (1, 0), name="turned"),
+        cnorm.Slice("turned", 3, 4),
+        cnorm.Embedding(normal(rng, 5, 2)),
+    ]
+    model = cnorm.Model(layers)
+    assert dict(model.tokens) == {4: 5}
+    assert np.array_equal(model.run(np.float32([[9, 9, 9, 9, 2, 9]])), layers[2].weights["weight"][2:3])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "says"),
+    [
+        ((2, 3), (0, 0), r"axes must be an order of 0 to 1, got \(0, 0\)"),
+        ((2, 0), (1, 0), r"shape\[1\] must be at least 1"),
+        ((1,) * 7, range(7), "shape must have 1 to 6 axes, got 7"),
+        ((1 << 20, 1 << 20), (1, 0), "the product of shape must be at least 1 and below 2"),
+        (6, (0,), "shape must be a sequence of integers, got int"),
+    ],
+)
+def test_wrong_orders(shape, axes, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        cnorm.Permute(shape, axes)

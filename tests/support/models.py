@@ -58,6 +58,8 @@ def frame_layers(rng):
         cnorm.Conv1d(normal(4, 9, 3), normal(4), positions=7, padding=1),
         cnorm.ConvTranspose1d(normal(4, 3, 5), normal(6), positions=7, stride=2, padding=2, groups=2),
         cnorm.ConvTranspose1d(normal(6, 1, 3), positions=13, dilation=2, groups=6),
+        cnorm.MaxPool1d(3, channels=6, positions=17, stride=2, padding=1),
+        cnorm.Permute((2, 3, 9), (1, 0, 2)),
     ]
 
 

@@ -1,0 +1,111 @@
+/* CNORM_LAYER_PERMUTE: the axes of a frame in another order. */
+#include <string.h>
+
+#include "../layers.h"
+
+#define AXIS(i) LAYER_OPTION(permute, lengths[i], OPTION_SIZE), LAYER_OPTION(permute, axes[i], OPTION_INT)
+
+static const layer_option permute_options[] = {
+    LAYER_OPTION(permute, n, OPTION_SIZE), AXIS(0), AXIS(1), AXIS(2), AXIS(3), AXIS(4), AXIS(5), {0},
+};
+_Static_assert(CNORM_AXES == 6, "an option for each axis");
+static const layer_field permute_fields[] = {{0}};
+
+static const char *permute_check(const cnorm_layer *layer)
+{
+    const cnorm_permute *is = &layer->as.permute;
+    const ptrdiff_t most = (ptrdiff_t)1 << 28;
+    ptrdiff_t total = 1;
+    int seen = 0;
+    if (is->n < 1 || is->n > most) return "n";
+    for (int i = 0; i < CNORM_AXES; ++i) {
+        if (is->lengths[i] < 1 || is->lengths[i] > most / total) return "lengths";
+        total *= is->lengths[i];
+        if (!between(is->axes[i], CNORM_AXES - 1) || seen >> is->axes[i] & 1) return "axes";
+        seen |= 1 << is->axes[i];
+    }
+    return total == is->n ? NULL : "n";
+}
+
+/* y's axes: their lengths, and the elements of x from one index to the next */
+typedef struct axes {
+    ptrdiff_t lengths[CNORM_AXES], strides[CNORM_AXES];
+} axes;
+
+static axes axes_of(const cnorm_permute *is)
+{
+    axes y;
+    ptrdiff_t strides[CNORM_AXES], stride = 1;
+    for (int i = CNORM_AXES - 1; i >= 0; --i) strides[i] = stride, stride *= is->lengths[i];
+    for (int i = 0; i < CNORM_AXES; ++i) y.lengths[i] = is->lengths[is->axes[i]], y.strides[i] = strides[is->axes[i]];
+    return y;
+}
+
+/* the element of x that is element `at` of y */
+static ptrdiff_t element(const axes *y, ptrdiff_t at)
+{
+    ptrdiff_t from = 0;
+    for (int i = CNORM_AXES - 1; i >= 0; --i) {
+        from += at % y->lengths[i] * y->strides[i];
+        at /= y->lengths[i];
+    }
+    return from;
+}
+
+static layer_read permute_origin(const cnorm_layer *layer, ptrdiff_t at)
+{
+    const axes y = axes_of(&layer->as.permute);
+    return (layer_read){.back = 0, .start = element(&y, at)};
+}
+
+static ptrdiff_t permute_scratch(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    (void)rows;
+    return padded_units(layer->as.permute.n);
+}
+
+/* to = from in y's order or, `back`, from y's order into x's; the last axis in one run */
+static void permuted(const axes *y, ptrdiff_t n, int back, const float *from, float *to)
+{
+    const ptrdiff_t run = y->lengths[CNORM_AXES - 1], stride = y->strides[CNORM_AXES - 1];
+    for (ptrdiff_t at = 0; at < n; at += run) {
+        const ptrdiff_t start = element(y, at);
+        if (back)
+            for (ptrdiff_t i = 0; i < run; ++i) to[start + i * stride] = from[at + i];
+        else if (stride == 1) memcpy(to + at, from + start, (size_t)run * sizeof *to);
+        else
+            for (ptrdiff_t i = 0; i < run; ++i) to[at + i] = from[start + i * stride];
+    }
+}
+
+/* A row is collected in scratch, because y may be x. */
+static void permute_run(const layer_run *call)
+{
+    const ptrdiff_t n = call->layer->as.permute.n;
+    const axes y = axes_of(&call->layer->as.permute);
+    for (ptrdiff_t s = 0; s < call->n; ++s) {
+        permuted(&y, n, 0, call->x.at + s * call->x.stride, call->scratch);
+        memcpy(call->y.at + s * call->y.stride, call->scratch, (size_t)n * sizeof(float));
+    }
+}
+
+static void permute_backward(const layer_backward *call)
+{
+    const axes y = axes_of(&call->layer->as.permute);
+    for (ptrdiff_t s = 0; call->dx.at && s < call->steps * call->batch; ++s)
+        permuted(&y, call->layer->as.permute.n, 1, call->dy.at + s * call->dy.stride,
+                 call->dx.at + s * call->dx.stride);
+}
+
+const layer_ops cnorm_permute_ops = {
+    .name = "permute",
+    .options = permute_options,
+    .fields = permute_fields,
+    .inputs = LAYER_SIZE(permute, n),
+    .outputs = LAYER_SIZE(permute, n),
+    .check = permute_check,
+    .origin = permute_origin,
+    .scratch = permute_scratch,
+    .run = permute_run,
+    .backward = permute_backward,
+};
