@@ -298,10 +298,8 @@ class _Export:
             return x
 
         def one(layer, place, x, known):
-            if layer.kind == "Residual":
-                inner = chain(layer.layers, f"{place}.", x)
-                graph.scope = f"{place}/"
-                return graph.add("Add", x, inner, name="y")
+            if layer.inner() and layer.kind in held:
+                return held[layer.kind](layer, place, x)
             build, letters = self._builder_of(layer)
             names = (*layer.weights, *(f"rows.{name}{end}" for name in layer.rows for end in ("", ".scales")))
             weights = {name: f"{place}.{name}" for name in names if f"{place}.{name}" in self.weights}
@@ -312,6 +310,17 @@ class _Export:
             after.update({given[letter][0]: value for letter, value in new.items()})
             return y
 
+        def residual(layer, place, x):
+            inner = chain(layer.layers, f"{place}.", x)
+            graph.scope = f"{place}/"
+            return graph.add("Add", x, inner, name="y")
+
+        def both_ways(layer, place, x):
+            ways = [one(way, f"{place}.{name}", x, {}) for name, way in layer.inner().items()]
+            graph.scope = f"{place}/"
+            return graph.add("Concat", *ways, name="y", axis=-1)
+
+        held = {"Residual": residual, "OverPositions": both_ways}
         return chain(with_outputs(self.layers, tuple(self.outputs)), "layers.", x), after
 
     def _builder_of(self, layer):

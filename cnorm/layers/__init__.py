@@ -18,6 +18,7 @@ from cnorm.layers.linear import Linear
 from cnorm.layers.max_pool import MaxPool1d
 from cnorm.layers.norm import LayerNorm
 from cnorm.layers.permute import Permute
+from cnorm.layers.positions import OverPositions, PerPosition
 from cnorm.layers.residual import Residual
 from cnorm.layers.scale import Scale
 from cnorm.layers.taps import Add, Concat, Multiply, Slice
@@ -39,6 +40,8 @@ __all__ = [
     "Linear",
     "MaxPool1d",
     "Multiply",
+    "OverPositions",
+    "PerPosition",
     "Permute",
     "Residual",
     "Scale",

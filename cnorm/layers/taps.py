@@ -94,6 +94,16 @@ class Multiply(Joined):
         return x * known[self.of]
 
 
+def concatenation(size: int, parts: Sequence[tuple[int, int, int, int]]) -> Parts:
+    """What is packed for parts (back, n, start, stop) of cnorm_concat behind a layer with `size` outputs."""
+    options = {f"parts[{i}].{key}": 0 for i in range(PARTS) for key in ("back", "n", "start", "count")}
+    for i, (back, n, start, stop) in enumerate(parts):
+        part = {"back": back, "n": n, "start": start, "count": stop - start}
+        options |= {f"parts[{i}].{key}": value for key, value in part.items()}
+    outputs = sum(stop - start for _, _, start, stop in parts)
+    return Parts("concat", options | {"n": size, "outputs": outputs})
+
+
 class Taken(Layer):
     """Parts of the frame or of earlier layers' outputs, concatenated; the layer before is read only by name."""
 
@@ -109,12 +119,8 @@ class Taken(Layer):
         return sum(stop - start for _, start, stop in self._parts(sizes))
 
     def flat(self, size: int, scope: Scope) -> list[tuple[Any, int]]:
-        outputs = self.outputs(size, scope.sizes)
-        options = {f"parts[{i}].{key}": 0 for i in range(PARTS) for key in ("back", "n", "start", "count")}
-        for i, (name, start, stop) in enumerate(self._parts(scope.sizes)):
-            part = {"back": scope.back(name), "n": scope.sizes[name], "start": start, "count": stop - start}
-            options |= {f"parts[{i}].{key}": value for key, value in part.items()}
-        return [(Bound(Parts("concat", options | {"n": size, "outputs": outputs})), outputs)]
+        parts = [(scope.back(name), scope.sizes[name], start, stop) for name, start, stop in self._parts(scope.sizes)]
+        return [(Bound(concatenation(size, parts)), self.outputs(size, scope.sizes))]
 
     def joined(self, x: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
         sizes = {name: array.shape[1] for name, array in known.items()}

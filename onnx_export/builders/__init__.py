@@ -30,6 +30,8 @@ _SHARED = {
     "LayerNorm": "elementwise",
     "MaxPool1d": "frames",
     "Multiply": "taps",
+    "OverPositions": "positions",
+    "PerPosition": "positions",
     "Permute": "frames",
     "Slice": "taps",
 }  # modules of several kinds; that of another kind has its name in small letters

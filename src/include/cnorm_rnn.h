@@ -234,6 +234,21 @@ typedef struct cnorm_permute {
     int axes[CNORM_AXES];
 } cnorm_permute;
 
+typedef enum cnorm_scan {
+    CNORM_SCAN_EACH,     /* a state for each position: h [outputs of the cell, positions], then c [units, positions] */
+    CNORM_SCAN_FORWARD,  /* the positions of a frame are the steps of a sequence from 0; no state is kept */
+    CNORM_SCAN_BACKWARD, /* from the last position to the first */
+} cnorm_scan;
+
+/* A cell at each position of a frame [channels, positions]: x of a position is its channels, y [outputs of the cell,
+ * positions]. Its fields in cnorm_gradient are those of the cell. */
+typedef struct cnorm_positions {
+    cnorm_cell cell;
+    ptrdiff_t positions;
+    cnorm_scan scan;
+    ptrdiff_t inputs, outputs; /* those of the cell times positions */
+} cnorm_positions;
+
 /* The kinds of layers: CNORM_LAYER_ and the name, the layer's struct, its member of `as`. Packed files store the number
  * of a kind, so a new one is the last. */
 #define CNORM_LAYERS(LAYER)                                                                                            \
@@ -251,7 +266,8 @@ typedef struct cnorm_permute {
     LAYER(DELAY, cnorm_delay, delay)                                                                                   \
     LAYER(CONV_TRANSPOSE, cnorm_conv, conv_transpose)                                                                  \
     LAYER(MAX_POOL, cnorm_pool, max_pool)                                                                              \
-    LAYER(PERMUTE, cnorm_permute, permute)
+    LAYER(PERMUTE, cnorm_permute, permute)                                                                             \
+    LAYER(POSITIONS, cnorm_positions, positions)
 
 #define CNORM_LAYER_NUMBER(name, type, member) CNORM_LAYER_##name,
 typedef enum cnorm_layer_kind { CNORM_LAYERS(CNORM_LAYER_NUMBER) } cnorm_layer_kind;

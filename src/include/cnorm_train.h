@@ -82,7 +82,7 @@ typedef struct cnorm_gradient {
         float *weight_x, *weight_h, *weight_n, *weight_p;    /* [gates * units, cols] of the matrix */
         float *inside_x, *inside_h, *gain_x, *gain_h, *bias; /* [gates, padded] */
         float *bias_n, *gain_c, *bias_c, *bias_p;            /* [padded] */
-    } cell;
+    } cell;                                                  /* of CNORM_LAYER_POSITIONS, too */
     struct cnorm_norm_gradient {
         float *gain, *bias; /* [n] */
     } norm;

@@ -121,8 +121,8 @@ typedef struct layer_ops {
     ptrdiff_t (*state)(const cnorm_layer *, int k); /* floats of array k, which are padded; none */
     const char *state_names[LAYER_STATES];
     ptrdiff_t (*scratch)(const cnorm_layer *, ptrdiff_t rows); /* floats; 0 */
-    void (*run)(const layer_run *); /* rows are at most CNORM_ROWS if the layer has state, else any number */
-    ptrdiff_t stats;                /* floats of a row */
+    void (*run)(const layer_run *);          /* rows are at most CNORM_ROWS if the layer has state, else any number */
+    ptrdiff_t (*stats)(const cnorm_layer *); /* floats of a row; 0 */
     ptrdiff_t (*tape_row)(const cnorm_layer *);                        /* floats; those of the input */
     int (*trains)(const cnorm_layer *);                                /* whether it has gradients; it has */
     void (*record)(const layer_record *);                              /* run on all rows */

@@ -16,7 +16,7 @@ ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
     ptrdiff_t floats = 0;
     for (int i = 0; i < tape->count; ++i) {
         const ptrdiff_t row = cnorm_layer_tape_row(&tape->layers[i]);
-        if (row > limit / rows) return 0;
+        if (row > limit / rows || tape_stats(&tape->layers[i]) > limit / rows) return 0;
         floats += rows * row + tape_stats_floats(&tape->layers[i], rows);
         if (floats > limit) return 0;
     }
@@ -87,7 +87,7 @@ cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t 
     if (status != CNORM_OK) return status;
     for (int i = 0; i < tape->count; ++i) {
         const tape_layer from = tape_layer_of(tape, i, first), to = tape_layer_of(tape, i, 0);
-        const ptrdiff_t rows = (end - first) * tape->batch, stats = cnorm_layer_ops_of(tape->layers[i].kind)->stats;
+        const ptrdiff_t rows = (end - first) * tape->batch, stats = tape_stats(&tape->layers[i]);
         memmove(to.at, from.at, (size_t)(rows * to.row) * sizeof(float));
         memmove(to.stats, from.stats, (size_t)(stats * rows) * sizeof(float));
     }

@@ -4,10 +4,16 @@
 
 #include "layers.h"
 
-static inline ptrdiff_t tape_stats_floats(const cnorm_layer *layer, ptrdiff_t rows)
+/* those of a row */
+static inline ptrdiff_t tape_stats(const cnorm_layer *layer)
 {
     const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
-    return ops ? padded_units(ops->stats * rows) : 0;
+    return ops && ops->stats ? ops->stats(layer) : 0;
+}
+
+static inline ptrdiff_t tape_stats_floats(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    return padded_units(tape_stats(layer) * rows);
 }
 
 /* layer `index`, from step `first` on */
@@ -19,7 +25,7 @@ static inline tape_layer tape_layer_of(const cnorm_tape *tape, ptrdiff_t index, 
         at += rows * cnorm_layer_tape_row(&tape->layers[i]) + tape_stats_floats(&tape->layers[i], rows);
     const cnorm_layer *layer = &tape->layers[index];
     const ptrdiff_t row = cnorm_layer_tape_row(layer);
-    return (tape_layer){row, at + skipped * row, at + rows * row + cnorm_layer_ops_of(layer->kind)->stats * skipped};
+    return (tape_layer){row, at + skipped * row, at + rows * row + tape_stats(layer) * skipped};
 }
 
 /* The inputs of earlier layers that layer `index` reads, from step `first` on. */

@@ -57,6 +57,8 @@ def models(rng):
         cnorm.ConvTranspose1d(rng.standard_normal((2, 1, 2)).astype(np.float32), positions=2, groups=2),
         cnorm.MaxPool1d(2, channels=2, positions=3, stride=1, padding=(1, 0)),
         cnorm.Permute((3, 2), (1, 0)),
+        cnorm.PerPosition(gru, positions=3),
+        cnorm.OverPositions(gru, positions=3, reverse=True),
     ]
     yield cnorm.Model(frames)
     yield cnorm.Model(frames).with_weights("int8", smallest=1)

@@ -438,3 +438,186 @@ def test_a_token_may_be_permuted(rng):
 def test_wrong_orders(shape, axes, says):
     with pytest.raises((TypeError, ValueError), match=says):
         cnorm.Permute(shape, axes)
+
+
+# ---- PerPosition and OverPositions
+
+# preset, channels, units, outputs, positions
+AT_POSITIONS = [
+    (("GRU", "torch"), 8, 4, None, 33),
+    (("LSTM", "torch"), 5, 19, None, 7),
+    (("LSTM", "lingvo"), 3, 17, 6, 5),
+    (("GRU", "keras_reset_before"), 1, 3, None, 1),
+    (("RNN", "ba2016"), 4, 5, None, 70),
+    (("GRU", "ba2016"), 16, 16, None, 3),
+]
+LAYERS |= {f"PerPosition {shape}": lambda rng, shape=shape: per_position(rng, shape) for shape in AT_POSITIONS}
+LAYERS |= {
+    f"OverPositions {shape} {reverse}": lambda rng, shape=shape, reverse=reverse: over_positions(rng, shape, reverse)
+    for shape, reverse in zip(AT_POSITIONS, [False, True] * 3, strict=True)
+}
+LAYERS["PerPosition Linear"] = lambda rng: cnorm.PerPosition(
+    cnorm.Linear(normal(rng, 6, 4), normal(rng, 6)), positions=9
+)
+
+
+def one_cell(rng, shape):
+    key, channels, units, outputs, _ = shape
+    return cells.random_cell(key, rng, channels, units, outputs)[0]
+
+
+def per_position(rng, shape):
+    return cnorm.PerPosition(one_cell(rng, shape), positions=shape[-1])
+
+
+def over_positions(rng, shape, reverse=False):
+    return cnorm.OverPositions(one_cell(rng, shape), positions=shape[-1], reverse=reverse)
+
+
+def in_positions(layer, frames):
+    """Frames [..., channels, positions], flat, as [..., positions, channels]."""
+    return np.ascontiguousarray(np.swapaxes(frames.reshape(*frames.shape[:-1], -1, layer.positions), -1, -2))
+
+
+def in_frames(rows):
+    """And back."""
+    return np.ascontiguousarray(np.swapaxes(rows, -1, -2)).reshape(*rows.shape[:-2], -1)
+
+
+@pytest.mark.parametrize("shape", AT_POSITIONS)
+def test_each_position_has_the_bits_of_a_stream_of_the_cell(shape, isa, rng):
+    layer = per_position(rng, shape)
+    x = normal(rng, 20, layer.input_size)
+    stream = cnorm.Model([layer]).stream()
+    y, rows = in_positions(layer, stream.process(x)), in_positions(layer, x)
+    streams = [cnorm.Model([layer.layer]).stream() for _ in range(layer.positions)]
+    for p, one in enumerate(streams):
+        assert one.process(np.array(rows[:, p])).tobytes() == np.array(y[:, p]).tobytes()
+    for name, array in stream.state().items():
+        assert in_positions(layer, array).tobytes() == np.stack([one.state()[name] for one in streams]).tobytes()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", AT_POSITIONS)
+def test_a_scan_has_the_bits_of_a_run_over_the_positions(shape, reverse, isa, rng):
+    layer, order = over_positions(rng, shape, reverse), -1 if reverse else 1
+    model, x = cnorm.Model([layer]), normal(rng, 5, layer.input_size)
+    y, rows = in_positions(layer, model.run(x)), in_positions(layer, x)
+    for frame, wanted in zip(rows[:, ::order], y[:, ::order], strict=True):
+        assert cnorm.Model([layer.layer]).run(np.array(frame)).tobytes() == np.array(wanted).tobytes()
+    assert model.stream().state() == {}
+
+
+@pytest.mark.parametrize("shape", AT_POSITIONS)
+def test_cells_per_position_have_the_gradients_of_as_many_streams(shape, isa, rng):
+    """The gradients of cells are compared with float64 in test_gradient_bounds.py."""
+    layer, steps, batch = per_position(rng, shape), 7, 3
+    x, dy = normal(rng, steps, batch, layer.input_size), normal(rng, steps, batch, layer.output_size)
+    whole, cell = tape_of([layer], steps, batch), tape_of([layer.layer], steps, batch * layer.positions)
+    run(whole, x)
+    run(cell, in_positions(layer, x).reshape(steps, -1, shape[1]))
+    dx = back(whole, dy, layer.input_size)
+    rows = back(cell, in_positions(layer, dy).reshape(steps, batch * layer.positions, -1), shape[1])
+    assert in_positions(layer, dx).tobytes() == rows.tobytes()
+    for name, array in cell.gradients[0].items():
+        assert whole.gradients[0][name].tobytes() == array.tobytes(), name
+    for (_, units, start), (_, own, at) in zip(whole.state_arrays, cell.state_arrays, strict=True):
+        found = in_positions(layer, whole.dstate[:, start : start + units])
+        assert found.reshape(-1, own).tobytes() == np.array(cell.dstate[:, at : at + own]).tobytes()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", AT_POSITIONS)
+def test_scans_have_the_gradients_of_runs_over_the_positions(shape, reverse, isa, rng):
+    """Each frame is a sequence of its own, and a gradient of weights the sum over all their steps: each term rounds
+    once in the run of its own step, and then goes through the blocks of the sum."""
+    layer, order, steps, batch = over_positions(rng, shape, reverse), -1 if reverse else 1, 2, 3
+    x, dy = normal(rng, steps, batch, layer.input_size), normal(rng, steps, batch, layer.output_size)
+    whole, single = tape_of([layer], steps, batch), tape_of([layer.layer], 1, 1)
+    run(whole, x)
+    dx = in_positions(layer, back(whole, dy, layer.input_size))[..., ::order, :]
+    rows, cotangents = (in_positions(layer, a)[..., ::order, :] for a in (x, dy))
+    total = {name: np.zeros(array.shape) for name, array in single.gradients[0].items()}
+    sizes = {name: np.zeros(array.shape) for name, array in single.gradients[0].items()}
+    for at in np.ndindex(steps, batch):
+        states, dstate = [], 0.0
+        single.start()
+        for row in rows[at]:
+            states.append(single.state.copy())
+            run(single, row[None, None])
+        for p in reversed(range(layer.positions)):
+            single.state[...] = states[p]
+            run(single, rows[at][p][None, None])
+            assert np.array_equal(back(single, cotangents[at][p][None, None], shape[1], dstate)[0, 0], dx[at][p])
+            dstate = single.dstate.copy()
+            for name, array in single.gradients[0].items():
+                total[name] += array
+                sizes[name] += np.abs(np.float64(array))
+    terms = steps * batch * layer.positions
+    roundings = 2 + min(16, terms) + -(-terms // 16)
+    for name, array in whole.gradients[0].items():
+        assert (np.abs(array - total[name]) <= roundings * U * sizes[name] + 1e-40).all(), name
+
+
+def test_two_cells_scan_both_ways(rng):
+    shape = AT_POSITIONS[0]
+    cell, other = one_cell(rng, shape), cells.random_cell(("LSTM", "torch"), rng, 8, 6)[0]
+    for reverse in (False, True):
+        layer = cnorm.OverPositions(cell, positions=33, reverse=reverse, both=other)
+        x = normal(rng, 5, layer.input_size)
+        ways = [
+            cnorm.Model([cnorm.OverPositions(one, positions=33, reverse=way)]).run(x)
+            for one, way in ((cell, reverse), (other, not reverse))
+        ]
+        assert np.array_equal(cnorm.Model([layer]).run(x), np.concatenate(ways, axis=1))
+        assert layer.output_size == 33 * 10
+
+
+def test_two_cells_are_saved_rounded_exported_and_learn(tmp_path, rng):
+    cell, other = (one_cell(rng, AT_POSITIONS[i]) for i in (0, 0))
+    layer = cnorm.OverPositions(cell, positions=5, both=other, name="scanned")
+    layers = [layer, cnorm.Permute((8, 5), (1, 0)), cnorm.Add("scanned"), cnorm.Linear(normal(rng, 2, 40))]
+    whole, x = cnorm.Model(layers), normal(rng, 9, 40)
+    for model in (whole, *(whole.with_weights(weights, smallest=1) for weights in ("int8", "float16"))):
+        model.save(tmp_path / "a.safetensors")
+        model.save_packed(tmp_path / "a.cnorm")
+        exported = onnx_export.export(model, tmp_path / "a.onnx")
+        assert onnx_export.check_parity(model, exported, steps=8).ok
+        others = [cnorm.load(tmp_path / f"a.{end}") for end in ("safetensors", "cnorm")]
+        for one in (*others, onnx_export.load(tmp_path / "a.onnx"), pickle.loads(pickle.dumps(model))):
+            assert one.identity == model.identity
+            assert one.run(x).tobytes() == model.run(x).tobytes()
+    learner = cnorm.Learner(whole, cnorm.SGD(0.1), truncate=4)
+    for frame in x:
+        learner.learn(learner.step(frame))
+    for new, old in zip(learner.model().layers[0].inner().values(), layer.inner().values(), strict=True):
+        assert all((new.weights[name] != array).any() for name, array in old.weights.items())
+
+
+def test_a_linear_layer_per_position(rng):
+    linear = cnorm.Linear(normal(rng, 6, 4), normal(rng, 6))
+    layer = cnorm.PerPosition(linear, positions=9)
+    x = normal(rng, 7, 36)
+    rows = cnorm.Model([linear]).run(in_positions(layer, x).reshape(-1, 4)).reshape(7, 9, 6)
+    assert np.array_equal(cnorm.Model([layer]).run(x), in_frames(rows))
+    assert not cnorm.Model([layer]).stream().state()
+
+
+def test_wrong_layers_at_positions(rng):
+    gru = one_cell(rng, AT_POSITIONS[0])
+    started = cnorm.GRU(dict(gru.weights) | {"h0": normal(rng, 4)}, preset="torch")
+    cases = [
+        (TypeError, "layer must be a recurrent layer or a Linear, got LayerNorm",
+         lambda: cnorm.PerPosition(cnorm.LayerNorm(normal(rng, 4)), positions=3)),
+        (TypeError, "cell must be a recurrent layer such as cnorm.GRU, got Linear",
+         lambda: cnorm.OverPositions(cnorm.Linear(normal(rng, 4, 4)), positions=3)),
+        (ValueError, "must have no initial state", lambda: cnorm.OverPositions(started, positions=3)),
+        (ValueError, "must have no initial state", lambda: cnorm.PerPosition(started, positions=3)),
+        (ValueError, "positions must be at least 1", lambda: cnorm.PerPosition(gru, positions=0)),
+        (ValueError, "both must take the 8 inputs of cell, got 3",
+         lambda: cnorm.OverPositions(gru, positions=3, both=cells.random_cell(("GRU", "torch"), rng, 3, 4)[0])),
+        (TypeError, "reverse must be a bool", lambda: cnorm.OverPositions(gru, positions=3, reverse=1)),
+    ]  # fmt: skip
+    for kind, says, make in cases:
+        with pytest.raises(kind, match=says):
+            make()

@@ -60,6 +60,14 @@ def frame_layers(rng):
         cnorm.ConvTranspose1d(normal(6, 1, 3), positions=13, dilation=2, groups=6),
         cnorm.MaxPool1d(3, channels=6, positions=17, stride=2, padding=1),
         cnorm.Permute((2, 3, 9), (1, 0, 2)),
+        cnorm.PerPosition(cells.random_cell(("LSTM", "torch"), rng, 6, 5)[0], positions=9),
+        cnorm.OverPositions(
+            cells.random_cell(("GRU", "torch"), rng, 5, 4)[0],
+            positions=9,
+            both=cells.random_cell(("GRU", "ba2016"), rng, 5, 3)[0],
+        ),
+        cnorm.PerPosition(cnorm.Linear(normal(3, 7), normal(3)), positions=9),
+        cnorm.OverPositions(cells.random_cell(("RNN", "torch"), rng, 3, 2)[0], positions=9, reverse=True),
     ]
 
 

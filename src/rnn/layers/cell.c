@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "../../kernels/backward.h"
-#include "../layers.h"
+#include "cell.h"
 
 static ptrdiff_t cell_state(const cnorm_layer *layer, int k)
 {
@@ -49,26 +49,8 @@ static vector_shape gains_of_h(const cnorm_layer *layer)
     return layer->as.cell.scope != CNORM_SCOPE_NONE ? of_gates(layer) : (vector_shape){0, 0, 0};
 }
 
-static const layer_option cell_options[] = {
-    LAYER_OPTION(cell, kind, OPTION_INT),
-    LAYER_OPTION(cell, scope, OPTION_INT),
-    LAYER_OPTION(cell, cell_norm, OPTION_INT),
-    LAYER_OPTION(cell, reset, OPTION_INT),
-    LAYER_OPTION(cell, activation, OPTION_INT),
-    LAYER_OPTION(cell, keep, OPTION_INT),
-    LAYER_OPTION(cell, eps, OPTION_FLOAT),
-    LAYER_OPTION(cell, cell_clip, OPTION_FLOAT),
-    LAYER_OPTION(cell, projection_clip, OPTION_FLOAT),
-    LAYER_OPTION(cell, zoneout, OPTION_FLOAT),
-    LAYER_OPTION(cell, recurrent_activation, OPTION_INT),
-    LAYER_OPTION(cell, alpha, OPTION_FLOAT),
-    LAYER_OPTION(cell, beta, OPTION_FLOAT),
-    LAYER_OPTION(cell, recurrent_alpha, OPTION_FLOAT),
-    LAYER_OPTION(cell, recurrent_beta, OPTION_FLOAT),
-    LAYER_OPTION(cell, clip, OPTION_FLOAT),
-    {0},
-};
-static const layer_field cell_fields[] = {
+static const layer_option cell_options[] = {CELL_OPTIONS, {0}};
+const layer_field cnorm_cell_fields[] = {
     LAYER_FIELD(cell, weight_x, NULL),         LAYER_FIELD(cell, weight_h, NULL),
     LAYER_FIELD(cell, weight_n, NULL),         LAYER_FIELD(cell, weight_p, NULL),
     LAYER_FIELD(cell, inside_x, inside_gates), LAYER_FIELD(cell, inside_h, inside_gates),
@@ -365,7 +347,7 @@ static void cell_backward_steps(const layer_backward *call)
 const layer_ops cnorm_cell_ops = {
     .name = "cell",
     .options = cell_options,
-    .fields = cell_fields,
+    .fields = cnorm_cell_fields,
     .inputs = LAYER_SIZE(cell, weight_x.cols),
     .outputs = LAYER_SIZE(cell, weight_h.cols),
     .check = cell_check,

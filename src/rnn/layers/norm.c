@@ -85,6 +85,12 @@ static void norm_backward(const layer_backward *call)
     cnorm_copy_gradient(call->gradient->norm.bias, scratch.dbias, n);
 }
 
+static ptrdiff_t norm_stats(const cnorm_layer *layer)
+{
+    (void)layer;
+    return 3;
+}
+
 const layer_ops cnorm_norm_ops = {
     .name = "norm",
     .options = norm_options,
@@ -93,7 +99,7 @@ const layer_ops cnorm_norm_ops = {
     .outputs = LAYER_SIZE(norm, n),
     .check = norm_check,
     .run = norm_run,
-    .stats = 3,
+    .stats = norm_stats,
     .backward_floats = norm_backward_floats,
     .backward = norm_backward,
 };
