@@ -93,13 +93,10 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
     }
 }
 
-/* an unknown kind has none: cnorm_layers_check refuses it */
 static int has_state(const cnorm_layer *layers, int count)
 {
-    for (int i = 0; i < count; ++i) {
-        const layer_ops *ops = cnorm_layer_ops_of(layers[i].kind);
-        if (ops && ops->state) return 1;
-    }
+    for (int i = 0; i < count; ++i)
+        if (cnorm_layer_state_floats(&layers[i]) > 0) return 1;
     return 0;
 }
 
@@ -113,13 +110,13 @@ static cnorm_status run_frames(const cnorm_frames *frames, int steps)
     if (frames->count <= 0 || total < 0 || frames->rows < 0) return CNORM_ERROR_SIZE;
     if (total == 0) return CNORM_OK;
     if (!frames->layers || !frames->x || !frames->scratch || !frames->y) return CNORM_ERROR_NULL;
+    const cnorm_status fits = frames->checked ? CNORM_OK : cnorm_layers_check(frames->layers, frames->count, NULL);
+    if (fits != CNORM_OK) return fits;
     float *const *states = steps ? &frames->state : frames->states;
     const int stateful = has_state(frames->layers, frames->count);
     if (stateful && !states) return CNORM_ERROR_NULL;
     for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
-    const cnorm_status fits = frames->checked ? CNORM_OK : cnorm_layers_check(frames->layers, frames->count, NULL);
-    if (fits != CNORM_OK) return fits;
     const ptrdiff_t inputs = cnorm_layer_inputs(frames->layers), x_stride = stride_of(frames->x_stride, inputs);
     const ptrdiff_t outputs = cnorm_layer_outputs(&frames->layers[frames->count - 1]);
     const ptrdiff_t y_stride = stride_of(frames->y_stride, outputs);

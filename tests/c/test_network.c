@@ -158,9 +158,26 @@ static void tokens_are_checked(void)
     network_free(&pool);
 }
 
+/* one tap of a convolution, or one frame of a delay, keeps nothing */
+static void state_may_be_missing_where_there_is_none(void)
+{
+    const float kernel[16] = {2}, x[3] = {1, 2, 3};
+    float scratch[64], y[3];
+    const cnorm_layer layers[] = {
+        {.kind = CNORM_LAYER_DELAY, .as = {.delay = {.n = 1, .frames = 1, .dilation = 1, .outputs = 1}}},
+        {.kind = CNORM_LAYER_CAUSAL_CONV,
+         .as = {.causal_conv = {.kernel = kernel, .channels = 1, .outputs = 1, .taps = 1, .dilation = 1, .depthwise = 1}}},
+    };
+    CHECK(cnorm_state_floats(layers, 2) == 0 && cnorm_scratch_floats(layers, 2, 1) <= 64, "sizes");
+    const cnorm_frames call = {.layers = layers, .count = 2, .frames = 3, .x = x, .scratch = scratch, .y = y};
+    CHECK(cnorm_run(&call) == CNORM_OK && y[2] == 6, "steps");
+    CHECK(cnorm_run_many(&call) == CNORM_OK && y[1] == 4, "streams");
+}
+
 int main(void)
 {
     tokens_are_checked();
+    state_may_be_missing_where_there_is_none();
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 33}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
         network net = network_random_of(sizes[i][0], sizes[i][1], sizes[i][2], allocate);
