@@ -10,6 +10,7 @@
 #include "cnorm_norms.h"
 #include "presets.h"
 #include "rows.h"
+#include "frames.h"
 #include "stack.h"
 
 static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_t count)
@@ -403,6 +404,28 @@ static void every_layer(cnorm_weight_type type, text *out)
         network_free(&s.pool);
     }
 }
+/* layers of frames [channels, positions] */
+static void frames(cnorm_dtype dtype, text *out)
+{
+    static const ptrdiff_t sizes[] = {1, 2, 7, 33, 130};
+    static const char *const types[] = {"float32", "float16", "int8"};
+    (void)dtype;
+    for (int type = CNORM_WEIGHT_F32; type <= CNORM_WEIGHT_I8; ++type)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+            frame_stack s = frames_random((cnorm_weight_type)type, sizes[i], allocate);
+            uint64_t state = i, hash = HASH_START;
+            static float x[9 * 2 * 130], y[9 * FRAME_OUTPUTS * 131];
+            for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
+            frames_run(&s, 9, x, y);
+            hash = hash_of(hash, CNORM_F32, y, 9 * s.outputs);
+            hash = hash_of(hash, CNORM_F32, s.state, cnorm_state_floats(s.layers, FRAME_LAYERS));
+            char name[64];
+            snprintf(name, sizeof name, "%s, %td positions", types[type], sizes[i]);
+            add(out, name, hash);
+            network_free(&s.pool);
+        }
+}
+
 /* rows of tables by token id */
 static void embedding(cnorm_dtype dtype, text *out)
 {
@@ -472,6 +495,7 @@ static const struct {
     {"lstm_int8_weights", lstm_int8_weights},
     {"layers", layers},
     {"embedding", embedding},
+    {"frames", frames},
     {"layers_float16_weights", layers_float16_weights},
     {"layers_int8_weights", layers_int8_weights},
     {"presets", all_presets},
