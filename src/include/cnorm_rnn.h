@@ -216,7 +216,7 @@ typedef struct cnorm_delay {
     ptrdiff_t outputs;             /* frames * n */
 } cnorm_delay;
 
-/* y [channels, results / channels] = the largest under `taps` taps, `dilation` apart, every `stride` positions of a frame
+/* y [channels, results / channels] = the largest under taps `dilation` apart, every `stride` positions of a frame
  * [channels, positions] with `before` positions in front, which like those behind it are smaller than any number. Each
  * place has a tap in the frame: before <= (taps - 1) * dilation and, if it is not 0, dilation <= positions. */
 typedef struct cnorm_pool {

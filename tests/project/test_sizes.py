@@ -14,6 +14,7 @@ MORE_PARAMETERS = {
     ("cnorm/_layer_norm.pxi", "add_layer_norm"): "public: as above",
     ("cnorm/analysis.py", "fisher_glm"): "public: as above",
     ("cnorm/layers/conv.py", "__init__"): "public: the options of torch.nn.Conv1d by keyword",
+    ("cnorm/layers/conv_transpose.py", "__init__"): "public: the options of torch.nn.ConvTranspose1d by keyword",
     ("cnorm/torch/norms.py", "__init__"): "public: the arguments of torch.nn in their order",
     ("cnorm/torch/recurrent.py", "__init__"): "as above",
     (

@@ -1,5 +1,5 @@
-/* The frames that a layer keeps as its state [kept_frames, floats], the oldest first; windows of them, and the gradients
- * of the frames in windows. */
+/* The frames that a layer keeps as its state [kept_frames, floats], the oldest first; windows of them, and the
+ * gradients of the frames in windows. */
 #include "history.h"
 
 #include <string.h>
@@ -27,8 +27,8 @@ void cnorm_history_append(history of, float *state, ptrdiff_t n, const_rows x)
                (size_t)of.floats * sizeof *state);
 }
 
-/* The gradients of the frames [kept_frames + steps, floats] of one stream begin with those of its state after the steps.
- * Then each window's are added, from the last step to the first. */
+/* The gradients of the frames [kept_frames + steps, floats] of one stream begin with those of its state after the
+ * steps. Then each window's are added, from the last step to the first. */
 void cnorm_history_backward_start(history of, ptrdiff_t steps, const float *dstate, float *frames)
 {
     const ptrdiff_t before = kept_frames(of) * of.floats, ahead = steps * of.floats;

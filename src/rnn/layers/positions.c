@@ -1,5 +1,5 @@
-/* CNORM_LAYER_POSITIONS: a cell at each position of a frame [channels, positions]. Its operations are those of the cell:
- * on the positions of a frame as rows of several streams, whose states are the layer's, or as steps of one sequence.
+/* CNORM_LAYER_POSITIONS: a cell at each position of a frame [channels, positions]. Its operations are those of the
+ * cell: on the positions of a frame as rows of several streams, whose states are the layer's, or steps of a sequence.
  * The cell's tape is in `stats`: a row for each position, in the order in which they are computed. */
 #include <string.h>
 
