@@ -28,13 +28,13 @@ static const char *permute_check(const cnorm_layer *layer)
 }
 
 /* y's axes: their lengths, and the elements of x from one index to the next */
-typedef struct axes {
+typedef struct order {
     ptrdiff_t lengths[CNORM_AXES], strides[CNORM_AXES];
-} axes;
+} order;
 
-static axes axes_of(const cnorm_permute *is)
+static order order_of(const cnorm_permute *is)
 {
-    axes y;
+    order y;
     ptrdiff_t strides[CNORM_AXES], stride = 1;
     for (int i = CNORM_AXES - 1; i >= 0; --i) strides[i] = stride, stride *= is->lengths[i];
     for (int i = 0; i < CNORM_AXES; ++i) y.lengths[i] = is->lengths[is->axes[i]], y.strides[i] = strides[is->axes[i]];
@@ -42,7 +42,7 @@ static axes axes_of(const cnorm_permute *is)
 }
 
 /* the element of x that is element `at` of y */
-static ptrdiff_t element(const axes *y, ptrdiff_t at)
+static ptrdiff_t element(const order *y, ptrdiff_t at)
 {
     ptrdiff_t from = 0;
     for (int i = CNORM_AXES - 1; i >= 0; --i) {
@@ -54,7 +54,7 @@ static ptrdiff_t element(const axes *y, ptrdiff_t at)
 
 static layer_read permute_origin(const cnorm_layer *layer, ptrdiff_t at)
 {
-    const axes y = axes_of(&layer->as.permute);
+    const order y = order_of(&layer->as.permute);
     return (layer_read){.back = 0, .start = element(&y, at)};
 }
 
@@ -65,7 +65,7 @@ static ptrdiff_t permute_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 }
 
 /* to = from in y's order or, `back`, from y's order into x's; the last axis in one run */
-static void permuted(const axes *y, ptrdiff_t n, int back, const float *from, float *to)
+static void permuted(const order *y, ptrdiff_t n, int back, const float *from, float *to)
 {
     const ptrdiff_t run = y->lengths[CNORM_AXES - 1], stride = y->strides[CNORM_AXES - 1];
     for (ptrdiff_t at = 0; at < n; at += run) {
@@ -82,7 +82,7 @@ static void permuted(const axes *y, ptrdiff_t n, int back, const float *from, fl
 static void permute_run(const layer_run *call)
 {
     const ptrdiff_t n = call->layer->as.permute.n;
-    const axes y = axes_of(&call->layer->as.permute);
+    const order y = order_of(&call->layer->as.permute);
     for (ptrdiff_t s = 0; s < call->n; ++s) {
         permuted(&y, n, 0, call->x.at + s * call->x.stride, call->scratch);
         memcpy(call->y.at + s * call->y.stride, call->scratch, (size_t)n * sizeof(float));
@@ -91,7 +91,7 @@ static void permute_run(const layer_run *call)
 
 static void permute_backward(const layer_backward *call)
 {
-    const axes y = axes_of(&call->layer->as.permute);
+    const order y = order_of(&call->layer->as.permute);
     for (ptrdiff_t s = 0; call->dx.at && s < call->steps * call->batch; ++s)
         permuted(&y, call->layer->as.permute.n, 1, call->dy.at + s * call->dy.stride,
                  call->dx.at + s * call->dx.stride);
