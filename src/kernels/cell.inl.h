@@ -9,19 +9,16 @@
  * Gates are padded to CNORM_GATE_PAD units; padding is zero in weights, gains and biases, and stays zero in the state.
  */
 
-/* (3): the rstd of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64
- * path z becomes z rstd and the stored rstd is 1. The rstd in float64, which the backward pass needs, is stored from
- * rstds + WIDE_RSTD on. */
-INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z,
-                        float rstds[CNORM_GATE_PAD])
+/* (3): the rstd of each gate of z, which is the sum of the terms. On the float64 path z becomes z rstd and the stored
+ * rstd is 1. The rstd in float64, which the backward pass needs, is stored from rstds + WIDE_RSTD on. */
+INLINE void group_rstds(const product_term *terms, int count, double eps, float *z, float rstds[CNORM_GATE_PAD])
 {
     const cnorm_matrix *w = terms[0].w;
     const ptrdiff_t width = padded_units(w->units);
     for (ptrdiff_t first = 0; first < w->gates; first += w->group) {
         const ptrdiff_t gates = w->gates - first < w->group ? w->gates - first : w->group;
         const double n = (double)(gates * w->units);
-        const double squares =
-            gates == w->gates && known >= 0 ? known : sum_of_squares(z + first * width, gates * width);
+        const double squares = sum_of_squares(z + first * width, gates * width);
         float rstd = 1;
         double wide = 1.0 / sqrt(squares / n + eps);
         if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32)) rstd = (float)wide;
@@ -39,12 +36,12 @@ static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptr
 {
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    const double squares = products(&cell->weight_x, n, rows, (addends){cell->inside_x, 0}, zx, zx_stride, scratch);
+    products(&cell->weight_x, n, rows, (product_options){.add = cell->inside_x}, zx, zx_stride, scratch);
     if (cell->scope != CNORM_SCOPE_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
         float *z = zx + s * zx_stride;
-        group_rstds(&term, 1, (double)cell->eps, squares, z, z + input_row_floats(cell) - CNORM_GATE_PAD);
+        group_rstds(&term, 1, (double)cell->eps, z, z + input_row_floats(cell) - CNORM_GATE_PAD);
     }
 }
 
@@ -54,7 +51,7 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *cons
 {
     const cnorm_matrix *second = second_product(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
-    (void)products(second, n, m, (addends){NULL, 0}, at->z2, packed_rows(second), at->products);
+    products(second, n, m, (product_options){0}, at->z2, packed_rows(second), at->products);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s];
         const float *z = at->z2 + s * packed_rows(second);
@@ -80,16 +77,15 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
     const int sum = cell->scope == CNORM_SCOPE_SUM, zoning = cell->zoneout > 0 && !second;
-    const addends add = sum ? (addends){at->zx, at->zx_stride} : (addends){cell->inside_h, 0};
-    const double squares = products(&cell->weight_h, n, rows, add, at->zh, at->zh_stride, at->products);
+    const product_options options = {sum ? at->zx : cell->inside_h, sum ? at->zx_stride : 0, at->backwards};
+    products(&cell->weight_h, n, rows, options, at->zh, at->zh_stride, at->products);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s], *m = second ? at->in2 + s * width : h, *zh = at->zh + s * at->zh_stride;
         const gate_inputs in = gate_inputs_of(cell, at->zx + s * at->zx_stride, zh);
         if (cell->scope != CNORM_SCOPE_NONE) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
-            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh,
-                        zh + state_row_floats(cell) - CNORM_GATE_PAD);
+            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, zh, zh + state_row_floats(cell) - CNORM_GATE_PAD);
         }
         if (zoning) memcpy(at->previous_h, h, (size_t)outputs * sizeof *h);
         if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at->gates + s * at->gates_stride);
@@ -109,7 +105,7 @@ static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, 
     const ptrdiff_t row = packed_rows(&layer->weight), units = layer->weight.units;
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    (void)products(&layer->weight, n, rows, (addends){NULL, 0}, scratch, row, scratch + n * row);
+    products(&layer->weight, n, rows, (product_options){0}, scratch, row, scratch + n * row);
     for (ptrdiff_t s = 0; s < n; ++s)
         for (ptrdiff_t j = 0; j < units; j += VL_F32) {
             const f32v bias = layer->bias ? load_first_f32(layer->bias + j, units - j) : splat_f32(0);

@@ -74,6 +74,7 @@ typedef struct cnorm_cell_scratch {
     float *z2;         /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
     float *in2;        /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
     float *products;   /* product_scratch_floats: scratch of `products` */
+    int backwards;     /* with one stream: W_h from its last rows on */
     ptrdiff_t floats;
 } cnorm_cell_scratch;
 

@@ -16,7 +16,7 @@ typedef struct product_call {
     const cnorm_matrix *w;
     ptrdiff_t n;
     const float *const *x;
-    addends add;
+    product_options options;
     float *z; /* [vectors, packed rows] */
     ptrdiff_t z_stride;
 } product_call;
@@ -57,9 +57,9 @@ INLINE void product_tile(const product_call *call, int half, int width, int coun
         }
         add_block_f32(sums, sum, block);
     }
-    if (end == cols && call->add.rows) {
-        const float *add = call->add.rows + first * call->add.stride + r;
-        EACH(j, sums) sum[j] += load_f32(add + j / width * call->add.stride + j % width * VL_F32);
+    if (end == cols && call->options.add) {
+        const float *add = call->options.add + first * call->options.stride + r;
+        EACH(j, sums) sum[j] += load_f32(add + j / width * call->options.stride + j % width * VL_F32);
     }
     EACH(j, sums) store_f32(z + j / width * z_stride + j % width * VL_F32, sum[j]);
 }
@@ -90,14 +90,15 @@ INLINE void tiled_products(const product_call *call, int half)
 }
 
 /* products of float32 or float16 weights */
-static double products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
-                          ptrdiff_t z_stride)
+static void products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, product_options options, float *z,
+                        ptrdiff_t z_stride)
 {
-    if (n == 1) return product(w, x[0], add.rows, z);
-    const product_call call = {w, n, x, add, z, z_stride};
-    if (w->type == CNORM_WEIGHT_F16) tiled_products(&call, 1);
+    const product_call call = {w, n, x, options, z, z_stride};
+    const int half = w->type == CNORM_WEIGHT_F16;
+    if (n == 1 && half) product_f16(w, x[0], options, z);
+    else if (n == 1) product_of(w, 0, x[0], options, z);
+    else if (half) tiled_products(&call, 1);
     else tiled_products(&call, 0);
-    return -1;
 }
 
 /* the bits of float32 numbers; positive ones have the order of their bits */
@@ -144,7 +145,7 @@ RARE double floored(ptrdiff_t n, const float *x, float *to)
 }
 
 /* `products` where a vector is tiny */
-RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, product_options options, float *z,
                            ptrdiff_t z_stride, float *copies)
 {
     const float *rows[CNORM_ROWS] = {NULL};
@@ -153,26 +154,26 @@ RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *cons
         rows[s] = copies + s * w->cols;
         units[s] = floored(w->cols, x[s], copies + s * w->cols);
     }
-    (void)products_of(w, n, rows, (addends){NULL, 0}, z, z_stride);
+    products_of(w, n, rows, (product_options){0}, z, z_stride);
     for (ptrdiff_t s = 0; s < n; ++s)
         for (ptrdiff_t r = 0; r < packed_rows(w); ++r) {
             float *to = z + s * z_stride + r;
             if (units[s] != 1) *to = (float)or_zero((double)*to * units[s], 0x1p-126);
-            if (add.rows) *to += add.rows[s * add.stride + r];
+            if (options.add) *to += options.add[s * options.stride + r];
         }
 }
 
-/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. Returns the sum of
- * squares of z, or -1 where it is not known. A subnormal operand or result may take 50 times as long (Intel), so
- * tiny vectors are multiplied in units of their largest. */
-static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
-                       ptrdiff_t z_stride, float *scratch)
+/* z [n, packed rows] = W x + options.add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. A subnormal
+ * operand or result may take 50 times as long (Intel), so tiny vectors are multiplied in units of their largest. */
+static void products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, product_options options, float *z,
+                     ptrdiff_t z_stride, float *scratch)
 {
-    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, z, z_stride, scratch);
-    for (ptrdiff_t s = 0; s < n; ++s) {
-        if (!is_tiny(w->cols, x[s])) continue;
-        products_floored(w, n, x, add, z, z_stride, scratch);
-        return -1;
+    if (w->type == CNORM_WEIGHT_I8) {
+        products_int8(w, n, x, options, z, z_stride, scratch);
+        return;
     }
-    return products_of(w, n, x, add, z, z_stride);
+    ptrdiff_t s = 0;
+    while (s < n && !is_tiny(w->cols, x[s])) ++s;
+    if (s < n) products_floored(w, n, x, options, z, z_stride, scratch);
+    else products_of(w, n, x, options, z, z_stride);
 }

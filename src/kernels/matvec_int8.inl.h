@@ -112,15 +112,15 @@ INLINE double sum_of_squares(const float *z, ptrdiff_t n)
     return squares.total;
 }
 
-/* vectors that are added to the products, `stride` apart; rows NULL: none */
-typedef struct addends {
-    const float *rows;
+typedef struct product_options {
+    const float *add; /* vectors that are added to the products, `stride` apart; NULL: none */
     ptrdiff_t stride;
-} addends;
+    int backwards; /* with one float vector: the last rows of W first, which the product before has left in a cache */
+} product_options;
 
 /* as `products`; scratch [product_scratch_floats] */
-static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
-                            ptrdiff_t z_stride, float *scratch)
+static void products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, product_options options, float *z,
+                          ptrdiff_t z_stride, float *scratch)
 {
     const ptrdiff_t quads = (w->cols + 3) / 4;
     const cnorm_int8_backend *backend = cnorm_int8_backend_of(VECTOR_BYTES);
@@ -136,6 +136,6 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
     backend->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t(*)[2])arranged, (int32_t *)(void *)z,
                       z_stride);
     for (ptrdiff_t s = 0; s < n; ++s)
-        scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
-    return n == 1 ? sum_of_squares(z, packed_rows(w)) : -1;
+        scaled_sums(w, q_sum[s], from_levels[s], options.add ? options.add + s * options.stride : NULL,
+                    z + s * z_stride);
 }

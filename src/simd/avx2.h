@@ -45,13 +45,12 @@ INLINE double vector_tree_f64(f64v v)
     return tree_f64x2(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
 }
 
-INLINE f64v widen_lo(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), f64v); }
-INLINE f64v widen_hi(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64v); }
+INLINE f64v widen_lo(f32v v) { return (f64v)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)); }
+INLINE f64v widen_hi(f32v v) { return (f64v)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1)); }
 INLINE f64v load_widened(const float *p) { return (f64v)_mm256_cvtps_pd(_mm_loadu_ps(p)); }
 INLINE f32v narrow(f64v lo, f64v hi)
 {
-    return __builtin_shufflevector(__builtin_convertvector(lo, f32h), __builtin_convertvector(hi, f32h), 0, 1, 2, 3, 4,
-                                   5, 6, 7);
+    return (f32v)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)hi), _mm256_cvtpd_ps((__m256d)lo));
 }
 
 INLINE void nt_store_u16(uint16_t *p, u16h v) { _mm_stream_si128((__m128i *)p, (__m128i)v); }

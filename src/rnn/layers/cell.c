@@ -158,10 +158,14 @@ static void cell_run(const layer_run *call)
     kernels->cell_inputs(cell, n, x.at, x.stride, zx, row, step_scratch);
     cnorm_cell_scratch at = cell_scratch(cell, call->steps ? 1 : n, step_scratch);
     at.zx = zx;
+    /* Every other step begins with the weights that the one before has read last: 4 to 27 % less time of a sequence, but
+     * 11 % more where they come from memory (1024 -> 1024, Zen 4). */
+    const int turns = cnorm_matrix_bytes(&cell->weight_h) <= (4 << 20);
     float *state[CNORM_ROWS];
     for (ptrdiff_t s = 0; s < n; ++s) state[s] = call->states[call->steps ? 0 : s] + call->offset;
     if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, state, &at);
     for (ptrdiff_t s = 0; s < n; ++s, at.zx += row) {
+        at.backwards = turns && s & 1;
         if (call->steps) kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, state, &at);
         memcpy(y.at + s * y.stride, state[s], (size_t)outputs * sizeof(float));
     }
