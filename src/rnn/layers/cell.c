@@ -158,8 +158,8 @@ static void cell_run(const layer_run *call)
     kernels->cell_inputs(cell, n, x.at, x.stride, zx, row, step_scratch);
     cnorm_cell_scratch at = cell_scratch(cell, call->steps ? 1 : n, step_scratch);
     at.zx = zx;
-    /* Every other step begins with the weights that the one before has read last: 4 to 27 % less time of a sequence, but
-     * 11 % more where they come from memory (1024 -> 1024, Zen 4). */
+    /* Every other step begins with the weights that the one before has read last: 4 to 27 % less time of a sequence,
+     * but 11 % more where they come from memory (1024 -> 1024, Zen 4). */
     const int turns = cnorm_matrix_bytes(&cell->weight_h) <= (4 << 20);
     float *state[CNORM_ROWS];
     for (ptrdiff_t s = 0; s < n; ++s) state[s] = call->states[call->steps ? 0 : s] + call->offset;
