@@ -23,6 +23,7 @@ from onnx_export.graph_builder import GraphBuilder
 from onnx_export.loops import LOOPS
 from onnx_export.nodes import model_graphs
 from onnx_export.options import DTYPES, Options, ir_version
+from onnx_export.runtimes.ways import written_for
 
 __all__ = ["DOMAIN", "export", "finished", "is_export"]
 
@@ -45,6 +46,7 @@ def export(
     loop: str = "scan",
     steps: int | None = None,
     sidecar: bool = False,
+    runtime: str | None = None,
 ) -> onnx.ModelProto:
     """Write a model as an ONNX graph with its states as named inputs and outputs.
 
@@ -90,6 +92,9 @@ def export(
         Fix T of form "sequence"; needed for "unrolled".
     sidecar : bool
         Write ``PATH.json`` too: the metadata, and the shapes of inputs and outputs.
+    runtime : str, optional
+        A name of docs/runtimes.md. Of form, steps, batch and dtype write what this runtime was seen to compute right
+        for the model's presets; the other options are chosen. A warning names what it was not tried with.
 
     Returns
     -------
@@ -101,7 +106,8 @@ def export(
         If `model` or an option is of another type.
     ValueError
         For an unknown form, loop or dtype, an opset or steps out of range, options that exclude each other, a layer
-        without an ONNX form or without a native operator, an eps of 0, or weights beyond float16's range.
+        without an ONNX form or without a native operator, an eps of 0, weights beyond float16's range, or a form that
+        `runtime` was not seen to compute right.
     OSError
         If the file cannot be written.
     """
@@ -123,6 +129,8 @@ def export(
         loop=loop,
         steps=steps,
     )
+    if runtime is not None:
+        options = written_for(runtime, model, options, export.__kwdefaults__)
     exporter = _Export(model, options)
     exported, weights = exporter.model()
     described(exported, model, options, exporter.states)

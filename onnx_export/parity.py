@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,7 +28,7 @@ from onnx_export.description import state_table
 from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
 from onnx_export.ort_stream import checked_model, initial_states
-from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, interface
+from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, RuntimeEngine, interface
 from onnx_export.parity_recordings import hard_calls, recordings, weights_varied, whole_calls
 from onnx_export.parity_report import ELEMENT, Drift, ParityReport, Row
 from onnx_export.quantizer import Variation
@@ -37,6 +38,7 @@ __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 SAMPLES = 3  # of a sensitivity
 ELEMENT_CALLS = 16  # from so many on no element's sensitivity is small by chance: in 48 samples
 BATCH = 3  # rows in the call that is compared with calls of one row each
+FEW = 6  # steps of one call in another runtime
 NEAR_0 = 2.0**-10  # values below are not counted in units in the last place
 UNIT = 2.0**-24  # unit roundoff of float32
 
@@ -66,7 +68,9 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: floa
     return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * sensitivity if math.isfinite(sensitivity) else 0.0)
 
 
-def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int = 0) -> ParityReport:
+def check_parity(
+    model, onnx_model, *, inputs=None, steps: int = 64, seed: int = 0, runtime: str | None = None
+) -> ParityReport:
     """Compare a model with an ONNX file of it: outputs and states, cnorm, onnxruntime and float64.
 
     Parameters
@@ -82,6 +86,8 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
         Number of random steps, rounded up to whole calls.
     seed : int
         Seed of the random inputs.
+    runtime : str, optional
+        A name of docs/runtimes.md: run the file there, too, where it is installed for this Python, in a child process.
 
     Returns
     -------
@@ -94,14 +100,19 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     OSError
         If the file `onnx_model` does not exist.
     ValueError
-        If the file cannot be read, loaded or run for another reason, or has another interface than the model; or if
-        `inputs` have another shape or are not finite.
+        If the file cannot be read, loaded or run for another reason, or has another interface than the model; if
+        `inputs` have another shape or are not finite; or if `runtime` is unknown, not installed or refuses the file.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
     if not isinstance(checked_model(onnx_model), onnx.ModelProto):
         onnx_model = model_io.load(onnx_model, external_data=True)
-    return _Check(model, onnx_model, recordings(model, inputs, steps, seed), inputs is None, seed).report()
+    check = _Check(model, onnx_model, recordings(model, inputs, steps, seed), inputs is None, seed)
+    if runtime is None:
+        return check.report()
+    with closing(RuntimeEngine(onnx_model, check.given, runtime)) as engine:
+        check.engines[runtime] = engine
+        return check.report()
 
 
 class _Check:
@@ -226,9 +237,19 @@ class _Check:
         for name, engine in self.engines.items():
             if name == "cnorm":
                 continue
+            if not isinstance(engine, OrtEngine):  # nothing promises its bits
+                self._one_call(name, engine, x[:FEW])
+                continue
             single = self._run(engine, x, range(len(x) + 1))
             for whole in (self._run(engine, x, (0, len(x))), self._run(engine, x, cuts)):
                 self.measure.chunks(name, single, whole, longest)
+
+    def _one_call(self, name, engine, x) -> None:
+        """Judge one call of several steps."""
+        exact = self.judge.call(x, self.of_file)
+        sensitivity = self._sensitivity(x, self.of_file, exact)
+        found = engine.call(x, _rounded(self.of_file, self.given.dtype))
+        self.measure.row(name, f"float64, {len(x)} steps", found, exact, sensitivity, (0, 0), len(x))
 
     def _run(self, engine, x, cuts) -> dict[str, np.ndarray]:
         """Run x freely in calls that begin and end at `cuts`; returns all of y and the last states."""
@@ -324,10 +345,10 @@ class _Measure:
                 allowed = 2 * self._allowed(value, sensitivity[tensor])
                 self.add(engine, against, tensor, distance, value, allowed, (recording, step))
 
-    def row(self, engine, against, results, exact, sensitivity, place) -> None:
+    def row(self, engine, against, results, exact, sensitivity, place, steps: int = 1) -> None:
         """Compare one engine's call with the float64 results."""
         for tensor, value in exact.items():
-            allowed = self._allowed(value, sensitivity[tensor])
+            allowed = steps * self._allowed(value, sensitivity[tensor])
             self.add(engine, against, tensor, _distance(results[tensor], value), value, allowed, place)
 
     def chunks(self, engine, single, whole, recording) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -15,8 +21,9 @@ from cnorm.text import clip, printable
 from onnx_export.float64 import Float64
 from onnx_export.graph.sizes import shape_of
 from onnx_export.ort import CannotRun, Session
+from onnx_export.runtimes import runners
 
-__all__ = ["CnormEngine", "Float64Engine", "Interface", "OrtEngine", "interface"]
+__all__ = ["CnormEngine", "Float64Engine", "Interface", "OrtEngine", "RuntimeEngine", "interface"]
 
 _DTYPES = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16)}
 
@@ -180,6 +187,62 @@ class OrtEngine:
                 f"onnx_model: onnxruntime does not run it with {shapes}: {printable(str(error))}"
             ) from None
         return self._given.results(zip(self._names, found, strict=True), *x.shape[:2])
+
+
+class RuntimeEngine:
+    """The file in another runtime (`runtimes.runners`), in a child process of its own that ends with this one."""
+
+    def __init__(self, onnx_model: onnx.ModelProto, given: Interface, name: str):
+        if name not in runners.RUNTIMES:
+            raise ValueError(f"runtime must be one of {', '.join(map(repr, runners.RUNTIMES))}, got {name!r}")
+        self._given, self._name = given, name
+        self._names = ["y", *(f"{state}_out" for state in given.states), *given.parts]
+        self._folder = tempfile.TemporaryDirectory(prefix="cnorm-parity-")
+        path = Path(self._folder.name, "model.onnx")
+        onnx.save(onnx_model, path)
+        outputs = [value.name for value in onnx_model.graph.output]
+        self._order = [value.name for value in onnx_model.graph.input]
+        self._outputs = outputs
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", runners.__file__, name, path, *outputs],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def call(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
+        dtype, message = self._given.dtype, io.BytesIO()
+        feeds = self._given.feeds(x.astype(dtype), {name: array.astype(dtype) for name, array in states.items()})
+        np.savez(message, **{name: feeds[name] for name in self._order})
+        kind, data = self._answer(message.getvalue())
+        if kind != b"npz":
+            hint = f"; tried with {' '.join(runners.PINS[self._name])}" if b"ModuleNotFoundError" in data else ""
+            raise ValueError(
+                f"onnx_model: {self._name} does not run it: {printable(data.decode(errors='replace'))}{hint}"
+            )
+        with np.load(io.BytesIO(data)) as found:
+            values = dict(zip(self._outputs, (found[key] for key in found.files), strict=True))
+        return self._given.results(((name, values[name]) for name in self._names), *x.shape[:2])
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.kill()
+        self._child.communicate()
+        self._folder.cleanup()
+
+    def _answer(self, data: bytes) -> tuple[bytes, bytes]:
+        try:
+            self._child.stdin.write(b"%d npz\n" % len(data) + data)
+            self._child.stdin.flush()
+            head = self._child.stdout.readline()
+        except BrokenPipeError:
+            head = b""
+        if not head:
+            code = self._child.wait()
+            how = signal.Signals(-code).name if code < 0 else f"exit {code}"
+            raise ValueError(f"onnx_model: {self._name} ended with {how} on it; a call may take {runners.SECONDS} s")
+        size, kind = head.split()
+        return kind, self._child.stdout.read(int(size))
 
 
 class CnormEngine:

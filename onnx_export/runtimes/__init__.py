@@ -4,6 +4,8 @@ A table is TOML: the version, the date, and for each operator a line for each *f
 (`traits.traits_of`) in alphabetical order, with what the runtime did: "right", "refuses", "ignores TRAIT", "off by E",
 "not finite", "other shape". A form without traits is the operator with its defaults, in float32. docs/runtimes.md shows
 all tables.
+
+Of our own exports a line is a list: the presets with that outcome, by the way in which they were written (`ways.WAYS`).
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class Table:
 def table(name: str) -> Table:
     """The table of a runtime of `names`."""
     data = tomllib.loads((resources.files(__name__) / f"{name}{_SUFFIX}").read_text(encoding="utf-8"))
-    return Table(name, data["version"], data["seen"], tuple(_observations(data["forms"])))
+    return Table(name, data["version"], data["seen"], tuple(_observations(data)))
 
 
 @cache
@@ -98,7 +100,10 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
 
-def _observations(forms: dict[str, dict[str, str]]) -> Iterator[Observation]:
-    for operator, lines in forms.items():
+def _observations(data: dict[str, dict]) -> Iterator[Observation]:
+    for operator, lines in data["forms"].items():
         for form, outcome in lines.items():
             yield Observation(operator, frozenset(filter(None, form.split(", "))), outcome)
+    for way, outcomes in data.get("exports", {}).items():
+        for outcome, presets in outcomes.items():
+            yield from (Observation("export", frozenset({preset, way}), outcome) for preset in presets)

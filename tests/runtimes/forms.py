@@ -54,10 +54,8 @@ class Form:
 
 
 def forms() -> list[Form]:
-    """All of them."""
-    from exports import exports
-
-    return [*recurrent(), *norms(), *decomposed(), *control(), *exports()]
+    """All of one node or a few."""
+    return [*recurrent(), *norms(), *decomposed(), *control()]
 
 
 def model_of(nodes, feeds, outputs, stored, opset, opened=()) -> onnx.ModelProto:

@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
 import numpy as np
+from exports import exports
 from forms import Form, forms
 from page import PAGE, page
-from runners import PINS, RUNTIMES, version
 
 from onnx_export import runtimes
+from onnx_export.runtimes import runners
+from onnx_export.runtimes.runners import PINS, RUNTIMES, version
+from onnx_export.runtimes.ways import WAYS
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "runtimes"
@@ -27,7 +32,8 @@ SENTENCES = {
     "mnn": "takes an absent epsilon of InstanceNormalization and BatchNormalization for 0 (rows of deviation 1e-3 come "
     "out 4 times too large). It was not run on LSTM, GRU, RNN and If, nor on scales of another shape than the "
     "normalised one: it does not survive all of these files, or its results are not those of the file alone.",
-    "tinygrad": "compiles with the system's clang; version 14, with which it was run, does not know bfloat16.",
+    "tinygrad": "compiles with the system's clang; version 14, with which it was run, does not know bfloat16. "
+    "Five presets were run as sequences: it compiles each for a minute.",
     "ncnn": "runs what its converter pnnx makes of a file; it was not run on recurrent operators, If and exports: one "
     "of the two does not survive all of these files.",
 }
@@ -100,7 +106,7 @@ def off(results, expected) -> float:
 
 def measure(name: str, found: list[Form], folder: Path) -> dict[str, dict[str, str]]:
     """The outcomes of a runtime by operator and name of form."""
-    subprocess.run([environment(name), "-P", Path(__file__).with_name("runners.py"), name, folder], check=True)
+    subprocess.run([environment(name), "-P", runners.__file__, name, folder], check=True)
     told = json.loads((folder / f"{name}.json").read_text())
     seen: dict[str, dict[str, str]] = {}
     log = []
@@ -126,14 +132,29 @@ def measure(name: str, found: list[Form], folder: Path) -> dict[str, dict[str, s
 def write(name: str, seen: dict[str, dict[str, str]]) -> None:
     """Write a runtime's table."""
     lines = [f'version = "{version(name)}"', f'seen = "{date.today():%Y-%m-%d}"']
+    exported = seen.pop("export", {})
     for operator, outcomes in seen.items():
         lines += ["", f"[forms.{operator}]", *(f'"{form}" = "{what}"' for form, what in outcomes.items())]
+    for way in WAYS if exported else ():
+        lines += ["", f'[exports."{way}"]', *(line.replace("~", " ") for line in _presets(exported, way))]
     (TABLES / f"{name}.toml").write_text("\n".join(lines) + "\n")
+
+
+def _presets(outcomes: dict[str, str], way: str) -> Iterator[str]:
+    """The presets of each outcome in a way, by lines."""
+    found: dict[str, list[str]] = {}
+    for form, what in outcomes.items():
+        preset, _, of = form.partition(", ")
+        if of == way:
+            found.setdefault(what, []).append(preset.replace(" ", "~"))  # a name is not to be broken
+    for what, presets in found.items():
+        names = ", ".join(f'"{preset}"' for preset in presets)
+        yield from [f'"{what}" = [', *textwrap.wrap(names, 118, break_on_hyphens=False), "]"]
 
 
 def main(names: list[str]) -> None:
     """Measure, and write what may be written."""
-    found = forms()
+    found = [*forms(), *exports()]
     folder, bad = write_forms(found), []
     for name in names or RUNTIMES:
         seen = measure(name, found, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnx_export import runtimes
+from onnx_export.runtimes.ways import WAYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "runtimes.md"
 HEAD = """# What runtimes do with norms and recurrent operators
@@ -17,7 +18,8 @@ packages, each file in a child process, and rewrites this page and the tables of
 A form is an operator with all defaults, in float32, with stored weights and a batch of 1, but for the traits that its
 row names: attributes that are not their defaults, optional inputs and outputs that are given (or "no B", which most
 nodes have), types, sizes, and magnitudes of the data. "decomposed" are norms in elementary operators, "export" the
-files that `onnx_export.export(..., portable=True)` writes of small models of presets.
+files that `onnx_export.export(..., portable=True)` writes of small models of each preset: a step, and a sequence with
+an open or a fixed number of steps by each `loop`. From these lines `export(..., runtime=NAME)` chooses.
 
 - **·** right, within a bound from the rounding errors of the type;
 - **no** refused with an error, or left unconverted by the runtime's own converter;
@@ -47,10 +49,33 @@ def page(sentences: dict[str, str]) -> str:
     heads = [f"{table.runtime} {table.version}" for table in tables]
     for operator in dict.fromkeys(operator for operator, _ in forms):
         lines += ["", f"## {operator}", "", f"| form | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-        for form in (form for form in forms if form[0] == operator):
-            cells = [_cell(outcomes.get(form, ""), form[1]) for outcomes in seen]
-            lines.append(f"| {', '.join(sorted(form[1])) or 'plain'} | {' | '.join(cells)} |")
+        rows = {
+            form[1]: [_cell(outcomes.get(form, ""), form[1]) for outcomes in seen]
+            for form in forms
+            if form[0] == operator
+        }
+        rows = (
+            _exports(rows)
+            if operator == "export"
+            else {", ".join(sorted(traits)) or "plain": cells for traits, cells in rows.items()}
+        )
+        lines += [f"| {form} | {' | '.join(cells)} |" for form, cells in rows.items()]
     return "\n".join(lines) + "\n"
+
+
+def _exports(rows: dict[frozenset[str], list[str]]) -> dict[str, list[str]]:
+    """The ways with their cells; presets are named where not all in a way have the same."""
+    found = {}
+    for way in WAYS:
+        own = {min(traits - {way}): cells for traits, cells in rows.items() if way in traits}
+        kinds = {}
+        for preset, cells in own.items():
+            kinds.setdefault(tuple(cells), []).append(preset)
+        most = max(kinds, key=lambda cells: len(kinds[cells]))
+        for cells, presets in kinds.items():
+            of = f"{len(presets)} presets" if cells == most else ", ".join(presets)
+            found[f"{way}: {of}"] = list(cells)
+    return found
 
 
 def _cell(outcome: str, traits: frozenset[str]) -> str:

@@ -1,18 +1,22 @@
 """One function for each runtime, and the versions they are pinned to.
 
 `python runners.py NAME FOLDER` runs every file of a folder, each in a child process with a time limit, in the
-environment that measure.py made for that runtime. It imports the runtime and NumPy, nothing of cnorm.
+environment that tests/runtimes/measure.py made for that runtime. `python runners.py NAME FILE OUTPUT...` answers calls
+for `parity_engines.RuntimeEngine`. It imports the runtime and NumPy, nothing of cnorm.
 
 To add a runtime, write a function under `@runtime(PINNED PACKAGES)`. It imports the runtime once and returns a function
-that takes a path, arrays by input names and the names of outputs, and returns the outputs; what it raises is a refusal.
+of a path and the names of outputs, which loads the file and returns a function from arrays by input names to the
+outputs; what these raise is a refusal.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +28,7 @@ import numpy as np
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 SECONDS = 60  # a file; compilers take some
+MEMORY = 16 << 30  # bytes of data
 RUNTIMES: dict[str, Callable] = {}
 PINS: dict[str, tuple[str, ...]] = {}
 LEFT_OUT: dict[str, tuple[str, ...]] = {}
@@ -56,10 +61,11 @@ def onnxruntime():
     quiet = ort.SessionOptions()
     quiet.log_severity_level, quiet.intra_op_num_threads = 4, 1
 
-    def run(path, feeds, outputs):
-        return ort.InferenceSession(path, quiet, providers=["CPUExecutionProvider"]).run(outputs, feeds)
+    def load(path, outputs):
+        session = ort.InferenceSession(path, quiet, providers=["CPUExecutionProvider"])
+        return lambda feeds: session.run(outputs, feeds)
 
-    return run
+    return load
 
 
 @runtime("onnx==1.23.2", "numpy==2.4.6")
@@ -67,43 +73,55 @@ def onnx_reference():
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    return lambda path, feeds, outputs: ReferenceEvaluator(onnx.load(path)).run(outputs, feeds)
+    def load(path, outputs):
+        evaluator = ReferenceEvaluator(onnx.load(path))
+        return lambda feeds: evaluator.run(outputs, feeds)
+
+    return load
 
 
 @runtime("openvino==2026.4.1")
 def openvino():
     import openvino as ov
 
-    def run(path, feeds, outputs):
+    def load(path, outputs):
         model = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        results = model(feeds)
-        return [results[place] for place in range(len(outputs))]
 
-    return run
+        def call(feeds):
+            results = model(feeds)
+            return [results[place] for place in range(len(outputs))]
+
+        return call
+
+    return load
 
 
 @runtime("tract==0.23.9")
 def tract():
     import tract as engine
 
-    def run(path, feeds, outputs):
+    def load(path, outputs):
         runnable = engine.onnx().load(path).into_model().into_runnable()
-        return [each.to_numpy() for each in runnable.run(list(feeds.values()))]
+        return lambda feeds: [each.to_numpy() for each in runnable.run(list(feeds.values()))]
 
-    return run
+    return load
 
 
 @runtime("opencv-python-headless==5.0.0.93")
 def opencv():
     import cv2
 
-    def run(path, feeds, outputs):
+    def load(path, outputs):
         net = cv2.dnn.readNetFromONNX(path)
-        for name, value in feeds.items():
-            net.setInput(value, name)
-        return [np.array(each) for each in net.forward(outputs)]
 
-    return run
+        def call(feeds):
+            for name, value in feeds.items():
+                net.setInput(value, name)
+            return [np.array(each) for each in net.forward(outputs)]
+
+        return call
+
+    return load
 
 
 @runtime("mnn==3.6.1", without=(*RECURRENT, "If", "scale of another shape"))
@@ -111,18 +129,22 @@ def mnn():
     import _tools  # the converter; the command mnnconvert also installs a package that reports its use to the vendor
     import MNN
 
-    def run(path, feeds, outputs):
+    def load(path, outputs):
         _tools.mnnconvert(["", "-f", "ONNX", "--modelFile", path, "--MNNModel", "m.mnn", "--bizCode", "m"])
-        net = MNN.nn.load_module_from_file("m.mnn", list(feeds), outputs)
         types = {"f": MNN.expr.float, "i": MNN.expr.int}  # half types are float32 behind the converter
-        given = []
-        for value in feeds.values():
-            variable = MNN.expr.placeholder(list(value.shape), MNN.expr.NCHW, types[value.dtype.kind])
-            variable.write(value.ravel().tolist())
-            given.append(variable)
-        return [np.array(MNN.expr.convert(each, MNN.expr.NCHW).read()) for each in net.forward(given)]
 
-    return run
+        def call(feeds):
+            net = MNN.nn.load_module_from_file("m.mnn", list(feeds), outputs)
+            given = []
+            for value in feeds.values():
+                variable = MNN.expr.placeholder(list(value.shape), MNN.expr.NCHW, types[value.dtype.kind])
+                variable.write(value.ravel().tolist())
+                given.append(variable)
+            return [np.array(MNN.expr.convert(each, MNN.expr.NCHW).read()) for each in net.forward(given)]
+
+        return call
+
+    return load
 
 
 @runtime("ncnn==1.0.20261020", "pnnx==20261020", "numpy==2.4.6", "--no-deps", without=(*RECURRENT, "export", "If"))
@@ -131,7 +153,7 @@ def ncnn():
 
     binary = Path(engine.__file__).parents[1] / "pnnx" / "pnnx"
 
-    def run(path, feeds, outputs):
+    def run(path, feeds):
         Path("m.onnx").write_bytes(Path(path).read_bytes())
         shapes = [f"[{','.join(map(str, each.shape))}]{each.dtype.kind}{8 * each.itemsize}" for each in feeds.values()]
         _command(binary, "m.onnx", f"inputshape={','.join(shapes)}", "fp16=0")
@@ -158,7 +180,7 @@ def ncnn():
                     found.append(result.numpy(batch_index=batch).copy())
                 return found
 
-    return run
+    return lambda path, outputs: lambda feeds: run(path, feeds)
 
 
 @runtime("tinygrad==0.14.0", "numpy==2.4.6")
@@ -166,21 +188,25 @@ def tinygrad():
     from tinygrad import Tensor
     from tinygrad.nn.onnx import OnnxRunner
 
-    def run(path, feeds, outputs):
-        results = OnnxRunner(path)({name: Tensor(value) for name, value in feeds.items()})
-        return [results[name].numpy() for name in outputs]
+    def load(path, outputs):
+        runner = OnnxRunner(path)
 
-    return run
+        def call(feeds):
+            results = runner({name: Tensor(value) for name, value in feeds.items()})
+            return [results[name].numpy() for name in outputs]
+
+        return call
+
+    return load
 
 
 WEB = """
 const ort = require('onnxruntime-web');
 ort.env.wasm.numThreads = 1; ort.env.logLevel = 'fatal';
-const [path, given] = process.argv.slice(2);
 const arrays = {float32: Float32Array, float64: Float64Array, int32: Int32Array, int64: BigInt64Array,
                 float16: Uint16Array, bool: Uint8Array};
 const fs = require('fs');
-(async () => {
+async function run([path, given, results]) {
   const model = new Uint8Array(fs.readFileSync(path));
   const session = await ort.InferenceSession.create(model, {executionProviders: ['wasm']});
   const feeds = {};
@@ -193,22 +219,39 @@ const fs = require('fs');
     const bytes = Buffer.from(tensor.data.buffer, tensor.data.byteOffset, tensor.data.byteLength);
     found[name] = {type: tensor.type, shape: tensor.dims, data: bytes.toString('base64')};
   }
-  fs.writeFileSync('out.json', JSON.stringify(found));
-})().catch(error => { console.error(String(error)); process.exit(1); });
+  await session.release();
+  fs.writeFileSync(results, JSON.stringify(found));
+}
+(async () => {
+  for await (const line of require('readline').createInterface({input: process.stdin})) {
+    const said = await run(JSON.parse(line)).then(() => '', error => String(error));
+    process.stdout.write(JSON.stringify(said) + '\\n');
+  }
+})();
 """
 
 
 @runtime("npm:onnxruntime-web==1.30.0", "numpy==2.4.6")
 def onnxruntime_web():
-    def run(path, feeds, outputs):
-        Path("web.cjs").write_text(WEB)
-        Path("in.json").write_text(json.dumps({name: _text(value) for name, value in feeds.items()}))
-        modules = Path(sys.executable).parents[1] / "node_modules"
-        _command("node", "web.cjs", path, "in.json", environment={"NODE_PATH": str(modules)})
-        found = json.loads(Path("out.json").read_text())
+    modules = {"NODE_PATH": str(Path(sys.executable).parents[1] / "node_modules")}
+    node = subprocess.Popen(  # one process for all files: it takes a second to start
+        ["node", "-e", WEB], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, env=modules | os.environ
+    )
+
+    def run(path, outputs, feeds):
+        given, results = Path("in.json").absolute(), Path("out.json").absolute()
+        given.write_text(json.dumps({name: _text(value) for name, value in feeds.items()}))
+        node.stdin.write(json.dumps([str(path), str(given), str(results)]) + "\n")
+        node.stdin.flush()
+        said = node.stdout.readline()
+        if not said:
+            os.kill(os.getpid(), signal.SIGPIPE)  # it has ended, so this is no refusal
+        if json.loads(said):
+            raise RuntimeError(json.loads(said))
+        found = json.loads(results.read_text())
         return [_array(found[name]) for name in outputs]
 
-    return run
+    return lambda path, outputs: lambda feeds: run(path, outputs, feeds)
 
 
 def _text(value):
@@ -224,11 +267,9 @@ def _single(value):
     return value.astype(np.float32) if value.dtype == np.float16 else value
 
 
-def _command(*words, environment=None):
+def _command(*words):
     """Run a converter; what it says where it fails is the refusal."""
-    done = subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, errors="replace", env=os.environ | (environment or {})
-    )
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, errors="replace")
     if done.returncode < 0:
         os.kill(os.getpid(), -done.returncode)  # it was killed, so this is no refusal
     if done.returncode:
@@ -246,20 +287,20 @@ def left_out(name: str, traits: list[str]) -> bool:
 
 def run_folder(name: str, folder: Path) -> None:
     """Run every file NUMBER.onnx with the inputs of NUMBER.npz, and write NAME.json: what became of each."""
-    run, told = RUNTIMES[name](), {}
+    load, told = RUNTIMES[name](), {}
     for path in sorted(folder.glob("*.onnx")):
         if not left_out(name, json.loads(path.with_suffix(".json").read_text())["traits"]):
-            told[path.stem] = _in_child(run, path, folder / f"{path.stem}.{name}.npz")
+            told[path.stem] = _in_child(load, path, folder / f"{path.stem}.{name}.npz")
     (folder / f"{name}.json").write_text(json.dumps(told, indent=1))
 
 
-def _in_child(run, path: Path, result: Path) -> str:
+def _in_child(load, path: Path, result: Path) -> str:
     """Empty where the runtime gave results, else its refusal, "killed by SIGNAL" or "took too long"."""
     result.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         child = os.fork()
         if not child:
-            _child(run, path, result, Path(scratch))
+            _child(load, path, result, Path(scratch))
         status = os.waitpid(child, 0)[1]
         refusal = Path(scratch) / "refusal"
         if os.WIFSIGNALED(status):
@@ -268,7 +309,7 @@ def _in_child(run, path: Path, result: Path) -> str:
         return refusal.read_text() if refusal.exists() else ""
 
 
-def _child(run, path: Path, result: Path, scratch: Path) -> None:
+def _child(load, path: Path, result: Path, scratch: Path) -> None:
     os.setpgid(0, 0)
     signal.alarm(SECONDS)
     os.chdir(scratch)
@@ -276,11 +317,45 @@ def _child(run, path: Path, result: Path, scratch: Path) -> None:
     os.dup2(sink, 1), os.dup2(sink, 2)
     try:
         outputs = json.loads(path.with_suffix(".json").read_text())["outputs"]
-        np.savez(result, *run(str(path), dict(np.load(path.with_suffix(".npz"))), outputs))
+        np.savez(result, *load(str(path), outputs)(dict(np.load(path.with_suffix(".npz")))))
     except BaseException as error:  # a runtime may raise anything, such as pyo3's panic
         Path("refusal").write_text(" ".join(f"{type(error).__name__}: {error}".split())[:400])
     os._exit(0)
 
 
+# -------------------------------------------------------------------------------------------------- calls of a file
+
+
+def answer(name: str, path: str, outputs: list[str]) -> None:
+    """Load a file, then answer each call on stdin by its outputs on stdout; ends with stdin.
+
+    Both ways a message is a line of its length and of "npz" or, for what went wrong, "text", and its bytes.
+    """
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a runtime prints is no message
+    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    call = None
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        while head := source.readline():
+            given = np.load(io.BytesIO(source.read(int(head.split()[0]))))
+            signal.alarm(SECONDS)
+            try:
+                call = call or RUNTIMES[name]()(path, outputs)
+                reply = io.BytesIO()
+                np.savez(reply, *call(dict(given)))
+                kind, data = "npz", reply.getvalue()
+            except BaseException as error:  # as in _child
+                kind, data = "text", f"{type(error).__name__}: {error}".encode()[:400]
+            signal.alarm(0)
+            sink.write(f"{len(data)} {kind}\n".encode() + data)
+            sink.flush()
+
+
 if __name__ == "__main__":
-    run_folder(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[3:]:
+        answer(sys.argv[1], sys.argv[2], sys.argv[3:])
+    else:
+        run_folder(sys.argv[1], Path(sys.argv[2]))
