@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long runtimes docs lock clean
+.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long runtimes frameworks docs lock clean
 
 help:                        ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -133,6 +133,9 @@ paper-long: .venv/built      ## what `make paper` does not reproduce for 5 times
 
 runtimes: .venv/built        ## run small files in other runtimes, pinned and installed into build/runtimes; rewrite their tables and docs/runtimes.md (an hour); NAMES: some of them
 	PYTHONPATH=tests/support:tests/runtimes $(BIN)/python -P tests/runtimes/measure.py $(NAMES)
+
+frameworks: .venv/built      ## the cells of other frameworks, pinned and installed into build/frameworks, against cnorm's; rewrite docs/frameworks.md (minutes); NAMES: some of them
+	PYTHONPATH=tests/support:tests/frameworks $(BIN)/python -P tests/frameworks/check.py $(NAMES)
 
 docs: .venv/built            ## the documents with the reference, as build/docs/index.html: no warning, no link to nowhere
 	$(BIN)/python -m pip install --quiet --group docs --group torch

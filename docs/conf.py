@@ -29,6 +29,7 @@ PAGES = {
         "docs/onnx",
         "docs/validator",
         "docs/judging",
+        "docs/frameworks",
         "docs/runtimes",
         "docs/embedding",
         "docs/serving",
