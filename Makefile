@@ -17,7 +17,7 @@ test: .venv/built ctest      ## the tests that must pass before a commit
 lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi cnorm/*.pxd
+	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
 # C files, which .clang-format (clang-format 14) formats

@@ -5,7 +5,7 @@ cdef extern from *:
     """
     static const struct { const char *name; void *address; } cnorm_exports[] = {
     #define ENTRY(name) {#name, (void *)name},
-    #include "cnorm_entries.inc"
+    #include "cnorm_functions.inc"
     };
     static const size_t cnorm_export_count = sizeof cnorm_exports / sizeof *cnorm_exports;
     """

@@ -27,7 +27,7 @@ static struct {
 #else
 #define ENTRY(name) __typeof__(&name) name;
 #endif
-#include "cnorm_entries.inc"
+#include "cnorm_functions.inc"
 } cnorm_loaded;
 
 /* 0, or -1 with an ImportError */
@@ -35,7 +35,7 @@ static int cnorm_import(void)
 {
     static const char *const names[] = {
 #define ENTRY(name) #name,
-#include "cnorm_entries.inc"
+#include "cnorm_functions.inc"
     };
     PyObject *package = PyImport_ImportModule("cnorm.capi");
     PyObject *capsules = package ? PyObject_GetAttrString(package, "__pyx_capi__") : NULL;

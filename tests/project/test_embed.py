@@ -342,9 +342,57 @@ def test_capi_has_every_function_of_the_headers():
     functions = set(re.findall(r"^[\w ]+?[ *]+(cnorm_\w+)\([^;]*\);", code, re.M))
     assert len(functions) > 60
     assert functions == set(capi.__pyx_capi__)
-    entries = (ROOT / "cnorm" / "include" / "cnorm_entries.inc").read_text()
-    assert functions == set(re.findall(r"^ENTRY\((\w+)\)$", entries, re.M))
-    assert functions | {"cnorm_import"} == set(declared((ROOT / "cnorm" / "capi.pxd").read_text()))
+    assert functions | {"cnorm_import"} == set(declared(Path(capi.__file__).with_suffix(".pxd").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("declaration", "reason"),
+    [
+        ("typedef int (*cnorm_call)(int);", "of no known form"),
+        ("typedef struct cnorm_a { long n; } cnorm_a;", "the type 'long'"),
+        ("typedef struct cnorm_a { int n; } cnorm_b;", "the name of struct 'cnorm_a'"),
+        ("int cnorm_a(int (*f)(int));", "'int (*f)(int)'"),
+        ("#if INT_MAX > 3", "the directive #if INT_MAX > 3"),
+    ],
+)
+def test_declarations_that_can_not_be_repeated_are_shown(declaration, reason, tmp_path):
+    (tmp_path / "a.h").write_text(f"int cnorm_first(void);\n{declaration}\n")
+    command = [*PYTHON, ROOT / "cnorm/include/declarations.py", "capi.pxd", tmp_path / "a.h"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert declaration.strip(";") in done.stderr
+
+
+def test_lists_and_nested_structs_are_repeated(tmp_path):
+    header = r"""
+#define CNORM_ONE 1 /* a constant */
+#define LIST(EACH) EACH(A, a) \
+    EACH(B, b)
+#define NUMBER(name, member) CNORM_##name,
+typedef enum cnorm_kind { LIST(NUMBER) CNORM_LAST = 1 << 4 } cnorm_kind;
+#define MEMBER(name, member) const int *member;
+typedef struct cnorm_a { cnorm_kind kind; union { LIST(MEMBER) } as; } cnorm_a;
+void cnorm_f(const cnorm_a *const *all);
+"""
+    (tmp_path / "a.h").write_text(header)
+    done = run([*PYTHON, ROOT / "cnorm/include/declarations.py", "capi.pxd", tmp_path / "a.h"])
+    expected = """
+    # a.h
+    ptrdiff_t CNORM_ONE
+    ctypedef enum cnorm_kind:
+        CNORM_A
+        CNORM_B
+        CNORM_LAST
+    ctypedef union cnorm_a_as:
+        const int *a
+        const int *b
+    ctypedef struct cnorm_a:
+        cnorm_kind kind
+        cnorm_a_as as_ "as"
+    void cnorm_f(const cnorm_a *const *all)
+"""
+    assert done.endswith(expected)
 
 
 STRUCTS = {f"cnorm_{name.lower()}": getattr(capi, name) for name in capi.__all__ if name.isupper()}
@@ -371,7 +419,8 @@ def test_capi_arrays_have_the_layout_of_the_structs(tmp_path):
         )
         for name, dtype in STRUCTS.items()
     )
-    (tmp_path / "layout.c").write_text('#include "cnorm_model.h"\n#include "cnorm_norms.h"\n' + lines)
+    includes = "".join(f'#include "cnorm_{name}.h"\n' for name in ("model", "norms", "train"))
+    (tmp_path / "layout.c").write_text(includes + lines)
     run(["cc", "-std=c11", "-fsyntax-only", f"-I{ROOT / 'src' / 'include'}", "layout.c"], cwd=tmp_path)
 
 
