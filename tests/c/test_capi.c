@@ -392,7 +392,8 @@ static void network_errors(void)
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = w, .scratch = scratch,
         .rows = -1, .y = out}));
     REFUSED(CNORM_OK, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1}));
-    const cnorm_layer cell = {.kind = CNORM_LAYER_CELL, .as = {.cell = {.kind = CNORM_CELL_RNN, .weight_x = one_by_one, .weight_h = one_by_one}}};
+    const cnorm_cell rnn = {.kind = CNORM_CELL_RNN, .weight_x = one_by_one, .weight_h = one_by_one, .bias = panels};
+    const cnorm_layer cell = {.kind = CNORM_LAYER_CELL, .as = {.cell = rnn}};
     static _Alignas(CNORM_ALIGN) float state[16];
     float *const both[] = {state, state}, *const one[] = {state, NULL};
     CHECK(cnorm_state_floats(&cell, 1) <= 16, "room for the state");
