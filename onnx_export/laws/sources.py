@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import prod
+from math import isclose, prod
 
 import numpy as np
 import onnx
@@ -231,8 +231,9 @@ def _counted(scope: Scope, node: onnx.NodeProto, found: Fit, n: int, unit: float
     if factor is None or found.law.words or abs(factor * factor - 1) <= rounding:
         return found
     stored = [scope.constant(name) for name in node.input if name]
-    if op(node) == "Mul" and any(value is not None and value.size == 1 for value in stored):
-        return found if abs(n * factor * factor - 1) > rounding else None
+    scalars = [float(value.flat[0]) for value in stored if value is not None and value.size == 1]
+    if op(node) == "Mul" and scalars:  # another one than the factor is the gain of an L2 norm
+        return found if any(isclose(abs(each), abs(factor), rel_tol=rounding) for each in scalars) else None
     return replace(found, count=n * factor * factor) if n > 1 and 0.2 < factor * factor < 5 else None
 
 

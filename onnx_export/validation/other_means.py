@@ -1,8 +1,8 @@
 """What x loses before its squares are averaged, where that is no mean of x but behaves like one: by evaluation.
 
 A mean-like value doubles where x doubles, and moves by one and the same 1 / k with each element that it depends on: the
-mean of a part of the row or of another row, of the positive elements, the largest element, a sum of the elements so far
-over n. Projections, differences of neighbours, local means and residuals are none of these.
+mean of a part of the row or of another row, of the positive elements, of magnitudes, the largest element, a sum of the
+elements so far over n. Projections, differences of neighbours, local means and residuals are none of these.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def other_mean(values: Values, x: str, other: str, sign: int) -> Mean | None:
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
         return None
     changes[np.abs(changes) <= _SAME] = 0.0
+    of_magnitudes = changes * np.sign(given[tuple(chosen.T)]).reshape(-1, *[1] * given.ndim)
+    magnitudes = bool((changes < 0).any() and (of_magnitudes >= 0).all())
+    changes = of_magnitudes if magnitudes else changes
     axes = tuple(a for a, size in enumerate(given.shape) if size > 1 and np.ptp(plain, axis=a).max() <= _SAME)
     several = _averages(changes)
     if several is None:
@@ -51,7 +54,8 @@ def other_mean(values: Values, x: str, other: str, sign: int) -> Mean | None:
         axes = _cumulated(changes, chosen) if several else ()
         reason = "sums of the elements so far, over one and the same count, are subtracted from x, not its mean"
     else:
-        what = "a mean of other elements than those of its row" if several else "one of its elements"
+        mean_of = "magnitudes" if magnitudes else "other elements than those of its row"
+        what = f"a mean of {mean_of}" if several else "one of its elements"
         reason = f"{what} is subtracted from x, not its mean"
     return Mean(x, axes, True, tuple(nodes), reshaped=True, unlike=NearMiss(reason, error=several)) if axes else None
 

@@ -87,7 +87,12 @@ def test_a_near_miss_that_no_pattern_has_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "write", [lambda w, x: w.op("Softmax", x), lambda w, x: w.op("Div", x, w.over("ReduceMax", x))]
+    "write",
+    [
+        lambda w, x: w.op("Softmax", x),
+        lambda w, x: w.op("Div", x, w.over("ReduceMax", x)),
+        lambda w, x: w.op("Mul", w.op("Div", x, w.over("ReduceL2", x)), 3.0),  # its gain is not sqrt(n)
+    ],
 )
 def test_other_quotients_are_no_norms(write, tmp_path):
     assert examined(built(write), tmp_path).norms == []

@@ -10,7 +10,7 @@ from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
 
 N = 16
-SHAPE = (2, 6, N)
+SHAPE = (3, 7, N)
 node = helper.make_node
 mean = node("ReduceMean", ["x"], ["mm"], axes=[-1])
 CONSTANTS = {
@@ -40,6 +40,7 @@ LIKE = {
         node("Concat", ["a", "b"], ["m"], axis=1),
     ],
     "relu": [node("Relu", ["x"], ["r"]), node("ReduceMean", ["r"], ["m"], axes=[-1])],
+    "magnitudes": [node("Abs", ["x"], ["r"]), node("ReduceMean", ["r"], ["m"], axes=[-1])],
     "cumulated": [node("CumSum", ["x", "axis"], ["s"]), node("Div", ["s", "n"], ["m"])],
     "the largest": [node("ReduceMax", ["x"], ["m"], axes=[-1])],
     "the larger half": [node("TopK", ["x", "half"], ["t", "i"]), node("ReduceMean", ["t"], ["m"], axes=[-1])],
