@@ -1,5 +1,7 @@
 """Tables of ONNX's operators: those that compute nothing, and those of functions of one element."""
 
+from onnx import TensorProto
+
 SAME = frozenset({"Identity", "Cast", "CastLike"})  # the same elements, perhaps of another type
 REPEATING = frozenset({"Expand", "Tile"})
 RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"}) | REPEATING
@@ -20,3 +22,5 @@ FUNCTIONS = {
     "abs": "Abs",
 }
 ATTRIBUTES = {"slope": "alpha"}  # cnorm's names of their parameters, where they differ
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})  # of norms

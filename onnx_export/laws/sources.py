@@ -15,6 +15,7 @@ from onnx_export.graph.constants import is_random
 from onnx_export.graph.evaluate import in_float64
 from onnx_export.graph.scope import Scope, cut, op, unit_roundoff, with_shapes
 from onnx_export.graph.sizes import shape_of
+from onnx_export.graph.tables import FLOATS
 from onnx_export.laws.fit import MOST_AXES, MOST_ELEMENTS, Fit, Source
 from onnx_export.laws.norms import rows
 from onnx_export.laws.probes import PROBES, sizes
@@ -42,7 +43,6 @@ _REDUCING = _PRODUCTS | {
 }
 _DIVIDING = frozenset({"Div", "Reciprocal", "Pow", "Exp", "Sqrt", "ReduceL2", "LpNormalization"})
 _RESULTS = frozenset({"Div", "Mul", "Sub", "Add", "Sum", "LpNormalization", "Reshape", "Transpose", "Cast"})
-_FLOATING = frozenset({0, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _weighs(scope: Scope, node: onnx.NodeProto) -> bool:
 
 def _shapes(scope: Scope, x: str, nodes: list[onnx.NodeProto]) -> Iterator[tuple[int, ...]]:
     """The sizes with which x is probed; none if it is too large or of a kind that no norm has."""
-    if (scope.dtype(x) or 0) not in _FLOATING:
+    if (scope.dtype(x) or TensorProto.FLOAT) not in FLOATS:
         return
     stored = [scope.constant(name) for node in nodes for name in node.input if name]
     lengths = [length for value in stored if value is not None for length in _lengths(value)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx
 
 from onnx_export.graph.scope import Scope, attribute, op
-from onnx_export.graph.tables import RESHAPING, SAME
+from onnx_export.graph.tables import FLOATS, RESHAPING, SAME
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import CENTRED, LAYER, RMS
 from onnx_export.validation.any_writing import any_radicand, any_root
@@ -134,6 +134,8 @@ class Matcher:
 
     def _norm(self, found: Match) -> Norm:
         variance = found.variance
+        made = [node.output[0] for node in variance.nodes]
+        floating = [name for name in made if self.values.dtype(name) in FLOATS]
         return Norm(
             scope=found.matcher.scope if found.matcher else self.scope,
             nodes=list(found.nodes),
@@ -144,7 +146,7 @@ class Matcher:
             axes=found.axes or self.values.axes(variance.mean.axes, variance.x),
             eps=found.eps,
             eps_dtype=found.eps_dtype,
-            compute_dtype=self.values.narrowest(variance.centred, variance.mean.source),
+            compute_dtype=self.values.narrowest(variance.centred, variance.mean.source, *floating),
             scale=found.scale,
             bias=found.bias,
             near=found.near,

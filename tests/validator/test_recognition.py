@@ -359,6 +359,14 @@ def test_gain_carried_unchanged_through_a_loop(tmp_path):
     assert (norm.scale, norm.verdict) == ("gain", "ok")
 
 
+def test_squares_rounded_to_a_narrower_type_than_x_are_a_warning(tmp_path):
+    nodes = [node("ReduceMean", "x last", "mean"), node("Sub", "x mean", "d"), node("Mul", "d d", "q")]
+    nodes += [node("Cast", "q", "q16", to=TensorProto.FLOAT16), node("ReduceMean", "q16 last", "v16")]
+    nodes += [node("Cast", "v16", "var", to=TensorProto.FLOAT), *TAIL]
+    report = examined(built(nodes, (2, 5, N)), tmp_path)
+    assert "narrow-statistics" in {f.code for f in report.findings if f.level == "warning"}
+
+
 def test_statistics_in_a_narrower_type_than_x_are_a_warning(tmp_path):
     nodes = [node("Cast", "x", "x16", to=TensorProto.FLOAT16), node("ReduceMean", "x16 last", "mean")]
     nodes += [node("Sub", "x16 mean", "d16"), node("Mul", "d16 d16", "q"), node("ReduceMean", "q last", "v16")]
