@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl as tls
 import time
 from urllib.parse import urlsplit, urlunsplit
 
@@ -26,6 +27,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0  # seconds between attempts to connect; d
 UNAVAILABLE = (502, 503, 504)  # answers of a server, or of a proxy before it, that may have a worker again soon
 NO_UPGRADE = (200, 400, 426, 505)  # what a server answers if a proxy before it does not pass the request to upgrade
 NO_OUTPUT = "no output"
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")  # reasons of TLS that another attempt does not change
 REFUSED = (1002, 1003, 1007, 1009)  # close codes of a message that the server's WebSocket library refuses
 
 
@@ -97,6 +99,8 @@ class _Session:
         """Seconds until the next attempt after a loss; raises if there is to be none."""
         if isinstance(error, self._errors.InvalidStatus):
             self._check_status(error)
+        if isinstance(error, tls.SSLError) and error.reason in UNTRUSTED:
+            raise ConnectionError(f"{self.url} can't be reached by TLS: {error}") from error
         if isinstance(error, self._errors.ConnectionClosed) and error.rcvd and error.rcvd.code in REFUSED:
             raise ServerError("closed", f"{error.rcvd.code} {error.rcvd.reason}") from error
         if self._conversation.delivered != self._delivered:
@@ -159,7 +163,8 @@ class Session(_Session):
     ImportError
         If websockets is not installed.
     ConnectionError
-        If the server can't be reached, or answers no frame, for `patience` seconds.
+        If the server can't be reached, or answers no frame, for `patience` seconds; at once if its certificate is not
+        accepted.
     PermissionError
         If the server wants a token or does not accept the origin.
     ServerError

@@ -518,6 +518,8 @@ def test_tls(tmp_path, model):
         with Session(worker.url, ssl=context) as session:
             assert session.process(x).tobytes() == model.stream().process(x).tobytes()
         assert servers.get(worker.url, "/healthz", context=context) == (200, "ok\n")
+        with pytest.raises(ConnectionError, match=r"can't be reached by TLS.*certificate"):
+            Session(worker.url, patience=2).process(x)  # no patience makes it trusted
 
 
 def test_pages(running):
