@@ -65,6 +65,7 @@ def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
         log = browser.run(LOG)
         assert log.count(expected) == 3
         assert "Cannot" not in log
+        assert "%" not in browser.run("$('summary').textContent")  # y itself: without labels it is no classifier's
         assert browser.run("$('play').disabled")
 
 

@@ -129,22 +129,22 @@ function probabilities(y) {
   return e.map((v) => v / sum);
 }
 
-// Draw lines of one array of numbers each; `bold` is the one drawn last and thick.
-function draw(canvas, lines, length, top, bold) {
+// Draw lines of one array of numbers each, from `bottom` to `top`; `bold` is the one drawn last and thick.
+function draw(canvas, lines, length, bottom, top, bold) {
   const c = canvas.getContext("2d"), w = canvas.width, h = canvas.height, left = 46;
   c.clearRect(0, 0, w, h);
   c.font = "14px system-ui, sans-serif";
   c.fillStyle = "#333";
   for (const part of [0, 0.5, 1]) {
     const y = h - 14 - part * (h - 28);
-    c.fillText(String(+(part * top).toPrecision(2)), 4, y + 5);
+    c.fillText(String(+(bottom + part * (top - bottom)).toPrecision(2)), 4, y + 5);
     c.fillRect(left, y, w - left, 0.5);
   }
   lines.map((line, k) => [line, k]).sort((a, b) => (a[1] === bold) - (b[1] === bold)).forEach(([line, k]) => {
     c.strokeStyle = k === bold ? "#0a58ca" : "#767676";
     c.lineWidth = k === bold ? 3 : 1;
     c.beginPath();
-    line.forEach((v, i) => c.lineTo(left + (i / Math.max(length - 1, 1)) * (w - left - 4), h - 14 - (v / top) * (h - 28)));
+    line.forEach((v, i) => c.lineTo(left + (i / Math.max(length - 1, 1)) * (w - left - 4), h - 14 - ((v - bottom) / (top - bottom)) * (h - 28)));
     c.stroke();
   });
 }
@@ -193,17 +193,21 @@ async function play(name, parts, interval) {
   const all = [], latencies = [];
   for (const { frames, label } of parts) {
     const lines = Array.from({ length: session.width }, () => []), sentAt = [];
+    const classes = label !== undefined; // only recordings with labels are a classifier's
+    let bottom = 0, top = 1;
     const finished = new Promise((resolve) => {
       session.arrived = (k, y) => {
         all.push(y);
         latencies.push(performance.now() - sentAt[k]);
-        const p = probabilities(y);
-        p.forEach((v, i) => lines[i].push(v));
-        const best = p.indexOf(Math.max(...p));
-        draw($("outputs"), lines, frames.length, 1, label ?? best);
-        draw($("latency"), [latencies], latencies.length, Math.max(...latencies, 1), 0);
-        const known = label === undefined ? "" : `; the speaker is ${label + 1}`;
-        $("summary").textContent = `Frame ${k + 1} of ${frames.length}: output ${best + 1} with ${(100 * p[best]).toFixed(0)} %${known}.`;
+        const shown = classes ? probabilities(y) : Array.from(y);
+        shown.forEach((v, i) => lines[i].push(v));
+        const best = shown.indexOf(Math.max(...shown));
+        bottom = Math.min(bottom, ...shown);
+        top = Math.max(top, ...shown);
+        draw($("outputs"), lines, frames.length, bottom, top, label ?? best);
+        draw($("latency"), [latencies], latencies.length, 0, Math.max(...latencies, 1), 0);
+        const found = classes ? `${(100 * shown[best]).toFixed(0)} %; the speaker is ${label + 1}` : shown[best].toPrecision(4);
+        $("summary").textContent = `Frame ${k + 1} of ${frames.length}: output ${best + 1} with ${found}.`;
         if (k + 1 === frames.length) resolve();
       };
     });
