@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # jax.nn.standardize and the LayerNorm of Flax (linen and nnx, by default) take E[x^2] - E[x]^2: at mean 1e4 and
 # deviation 1 they are off by hundreds and thousands. Haiku and Equinox on the same JAX are right.
-# Guess: a function of the core library for this very purpose subtracts the mean first.
+# Expected: a function of the core library for this very purpose subtracts the mean first.
 set -euo pipefail
 d=$(mktemp -d)
 trap 'rm -rf "$d"' EXIT

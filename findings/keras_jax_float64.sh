@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On JAX with 64 bits enabled, keras.ops.tanh, sin, cosh, arctan and var of a float64 array are float32; exp, sigmoid and
 # sqrt are float64. So a float64 SimpleRNN on JAX returns float32.
-# Guess: with set_floatx("float64") every function of float64 gives float64.
+# Expected: with set_floatx("float64") every function of float64 gives float64.
 set -euo pipefail
 d=$(mktemp -d)
 trap 'rm -rf "$d"' EXIT

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a CPU, MLX adds a whole float32 array in one running sum: 2^25 ones give 2^24, and the mean of 10^7 values of 0.1
 # is 0.109.
-# Guess: a reduction is in lanes, blocks or pairs, as in NumPy and PyTorch, so that a mean has about seven digits.
+# Expected: a reduction is in lanes, blocks or pairs, as in NumPy and PyTorch, so that a mean has about seven digits.
 set -euo pipefail
 d=$(mktemp -d)
 trap 'rm -rf "$d"' EXIT

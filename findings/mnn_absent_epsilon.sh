@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # MNN takes an absent epsilon of InstanceNormalization (1e-5 by the standard) for 0.
-# Guess: a converter gives an absent attribute its default.
+# Expected: a converter gives an absent attribute its default.
 # Output seen on 28 November 2026 with onnx 1.23.2, MNN 3.6.1:
 #   absent: off by 1.9 from eps = 1e-5, by 0.00021 from eps = 0; epsilon=1e-5 given: off by 3.7e-08
 set -euo pipefail

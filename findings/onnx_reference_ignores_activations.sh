@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The reference evaluator of onnx ignores the activations of LSTM and GRU; its RNN raises for those it lacks.
-# Guess: activations that the evaluator lacks raise, as in its RNN.
+# Expected: activations that the evaluator lacks raise, as in its RNN.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0:
 #   LSTM {'activations': ['Sigmoid', 'Relu', 'Tanh']} | equal to the file without it: True | onnxruntime: differs by 0.6
 #   GRU {'activations': ['Sigmoid', 'Relu']} | equal to the file without it: True | onnxruntime: differs by 1.1

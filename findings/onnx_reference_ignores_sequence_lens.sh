@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The reference evaluator of onnx ignores sequence_lens of LSTM, GRU and RNN.
-# Guess: the reference evaluator either honours an input that the operator has or raises.
+# Expected: the reference evaluator either honours an input that the operator has or raises.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0:
 #   LSTM {'lens': [3, 6]} | equal to the file without it: True | onnxruntime: differs by 0.76
 #   GRU {'lens': [3, 6]} | equal to the file without it: True | onnxruntime: differs by 0.98

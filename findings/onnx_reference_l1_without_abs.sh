@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # LpNormalization with p=1 in onnx's reference evaluator divides by the sum, not by the sum of magnitudes.
-# Guess: p=1 divides by the sum of |x|.
+# Expected: p=1 divides by the sum of |x|.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0:
 #   reference: 1e-07 from x / sum(x), 2 from x / sum(|x|); onnxruntime: 4.2e-08
 set -euo pipefail

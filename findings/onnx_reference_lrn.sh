@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # onnx's reference evaluator gives other numbers than the formula of LRN and than onnxruntime.
-# Guess: the reference evaluator follows the operator's formula.
+# Expected: the reference evaluator follows the operator's formula.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0:
 #   reference evaluator off by 1.1, onnxruntime by 1.9e-07
 set -euo pipefail

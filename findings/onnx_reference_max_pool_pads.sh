@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # onnx's reference evaluator takes the pads of MaxPool (stride 1) in another order than the standard, begin and end of
 # each axis in turn, and pads at the end where auto_pad=SAME_LOWER with strides asks for the beginning.
-# Guess: the reference evaluator reads pads as [begins, ends], like the other operators.
+# Expected: the reference evaluator reads pads as [begins, ends], like the other operators.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0:
 #   MaxPool, one element of padding at both ends: shape (1, 1, 3, 5) by the reference evaluator, (1, 1, 4, 4) by onnxruntime
 #   MaxPool, SAME_LOWER with strides: off by 0.82, onnxruntime by 0

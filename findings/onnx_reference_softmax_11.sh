@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # onnx's reference evaluator computes Softmax of opset 11 over one axis (opset 13's meaning), not over the flattened rest.
-# Guess: the opset of the file selects the operator's version.
+# Expected: the opset of the file selects the operator's version.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0:
 #   sums over axis 1 (1 by opset 13): [1. 1. 1.]
 #   sums over axes 1 and 2 (1 by opset 11): [4. 4.]

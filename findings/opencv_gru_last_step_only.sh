@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # OpenCV 5's dnn returns for the GRU's output Y the shape of Y_h: one step of six.
-# Guess: Y has one row a step, as OpenCV's LSTM returns it.
+# Expected: Y has one row a step, as OpenCV's LSTM returns it.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0, opencv-python-headless 5.0.0.93:
 #   GRU Y (1, 2, 4) onnxruntime (6, 1, 2, 4) | LSTM Y (6, 1, 2, 4)
 #   the rows returned are off by 8.9e-08 from the last step and 1.6 from the first

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # OpenCV 5's dnn ignores clip and input_forget of LSTM.
-# Guess: the importer, which refuses other activations, refuses these attributes too.
+# Expected: the importer, which refuses other activations, refuses these attributes too.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0, opencv-python-headless 5.0.0.93:
 #   LSTM {'input_forget': 1} | equal to the file without it: True | onnxruntime: differs by 0.61
 #   LSTM {'clip': 0.5} | equal to the file without it: True | onnxruntime: differs by 0.63

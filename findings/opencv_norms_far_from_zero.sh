@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # OpenCV 5's LayerNormalization and InstanceNormalization cancel at mean 1e4, deviation 1: off by a thousand and more.
-# Guess: a norm's error at mean 1e4 is about 1e-2 in float32.
+# Expected: a norm's error at mean 1e4 is about 1e-2 in float32.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0, opencv-python-headless 5.0.0.93:
 #   LayerNormalization: OpenCV off by 904, onnxruntime by 0.00031
 #   InstanceNormalization: OpenCV off by 942, onnxruntime by 0.0017

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # OpenVINO reads layout=1 (batch first) of LSTM, GRU and RNN, and returns Y in the axes of layout 0.
-# Guess: a reader honours layout or refuses, as onnxruntime does.
+# Expected: a reader honours layout or refuses, as onnxruntime does.
 # Output seen on 28 November 2026 with onnx 1.23.2, openvino 2026.4.1:
 #   LSTM layout 1: Y by the standard [2, 6, 1, 4] | returned [2, 1, 6, 4]
 #   GRU layout 1: Y by the standard [2, 6, 1, 4] | returned [2, 1, 6, 4]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The running variance that BatchNorm keeps in training: Paddle's divides by n, MLX's (as PyTorch's) by n - 1. And
 # Paddle's momentum is the share that stays (0.9), MLX's (as PyTorch's) the share that comes in (0.1).
-# Guess: same names, same statistics; a network trained further in the other library keeps its variances.
+# Expected: same names, same statistics; a network trained further in the other library keeps its variances.
 set -euo pipefail
 d=$(mktemp -d)
 trap 'rm -rf "$d"' EXIT

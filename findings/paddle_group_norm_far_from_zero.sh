@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Paddle's GroupNorm on a CPU cancels at mean 1e4, deviation 1: results of about 1 are off by hundreds. Its LayerNorm
 # and InstanceNorm2D of the same array are right.
-# Guess: the norms of one library share their care.
+# Expected: the norms of one library share their care.
 set -euo pipefail
 d=$(mktemp -d)
 trap 'rm -rf "$d"' EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tract ignores the activations of LSTM, GRU and RNN.
-# Guess: an activation that is not the default is computed or refused.
+# Expected: an activation that is not the default is computed or refused.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0, tract 0.23.9:
 #   LSTM {'activations': ['Sigmoid', 'Relu', 'Tanh']} | equal to the file without it: True | onnxruntime: differs by 0.6
 #   GRU {'activations': ['Sigmoid', 'Relu']} | equal to the file without it: True | onnxruntime: differs by 1.1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tract ignores input_forget and clip: such files compute the plain cell.
-# Guess: an attribute that is not supported is refused, as tract does for unequal sequence_lens.
+# Expected: an attribute that is not supported is refused, as tract does for unequal sequence_lens.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0, tract 0.23.9:
 #   LSTM {'input_forget': 1} | equal to the file without it: True | onnxruntime: differs by 0.61
 #   LSTM {'clip': 0.5} | equal to the file without it: True | onnxruntime: differs by 0.63

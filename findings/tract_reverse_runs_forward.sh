@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tract's LSTM, GRU and RNN with direction=reverse do not give onnxruntime's Y; they give exactly what the forward file gives. (Bidirectional is right.)
-# Guess: direction=reverse is computed as the standard says or refused.
+# Expected: direction=reverse is computed as the standard says or refused.
 # Output seen on 28 November 2026 with onnx 1.23.2, onnxruntime 1.32.0, tract 0.23.9:
 #   LSTM reverse | equal to the forward file: True | off from onnxruntime by 1.1
 #   GRU reverse | equal to the forward file: True | off from onnxruntime by 0.55

@@ -17,8 +17,9 @@ enough.
 
 A *preset* ([cells.md](cells.md)) takes the framework's own names and shapes. A *recipe* is a function of
 [examples/frameworks/recipes.py](../examples/frameworks/recipes.py), which puts the tensors into the names of a preset.
-"written" are equations written in NumPy from the sources of packages that do not install beside the others: haste 0.5,
-which needs CUDA, TensorFlow Addons 0.23, and torchaudio 2.11, whose library does not load beside PyTorch 2.13.
+"written" are equations in NumPy, of packages that do not install beside the others: haste 0.5, which needs CUDA, and
+TensorFlow Addons 0.23, as [cells.md](cells.md) has them, so no second opinion on these; torchaudio's as its wheel of
+2.11 has them, whose library does not load beside PyTorch 2.13.
 
 What is easily taken for the same and is not:
 
