@@ -347,7 +347,9 @@ class Matcher:
             return None
         if self.values.axes(mean.axes, mean.source) != self.values.axes(found.variance.mean.axes, found.variance.x):
             return None
-        return found.add(*nodes, near=NearMiss("the variance is that of another value than is divided"))
+        variance = replace(found.variance, x=mean.source)
+        near = NearMiss("the variance is that of another value than is divided")
+        return found.add(*nodes, near=near, variance=variance)
 
     def _root_of(self, n: int, value: float | None) -> bool:
         """Whether a constant is sqrt(n) up to the rounding of a half type."""

@@ -200,6 +200,15 @@ def test_a_value_may_be_computed_twice(how, form, tmp_path):
     assert report.exit_code() == 0, shown(report)
 
 
+def test_a_sorted_row_has_the_statistics_of_the_row(tmp_path):
+    w = Writing(opset=17)
+    x = w.input("x", SHAPE)
+    ordered, _ = w.op("TopK", x, np.array([D]), outputs=2)
+    d, v = w.op("Sub", x, w.mean(ordered)), w.variance(w.op("Sub", ordered, w.mean(ordered)))
+    report = examined(w.model(w.op("Div", d, w.op("Sqrt", w.op("Add", v, 1e-5)))), tmp_path)
+    assert [(norm.verdict, norm.near_miss) for norm in report.norms] == [("ok", "")], shown(report)
+
+
 @pytest.mark.parametrize("eps", [True, False], ids=["eps", "no eps"])
 @pytest.mark.parametrize("root", ["Pow", "Reciprocal", "Div"])
 def test_a_mean_square_about_a_parameter_is_a_near_miss(root, eps, tmp_path):
