@@ -234,7 +234,7 @@ def check_own_forward(module: Any) -> None:
     refuse_hooks(module)
     for name in ("forward", "__call__"):
         of = next((of for of in type(module).__mro__ if name in vars(of)), None)
-        if of is not None and not of.__module__.startswith("torch.nn.modules."):
+        if of is not None and not of.__module__.startswith(("torch.nn.modules.", "cnorm.torch.")):
             raise ValueError(
                 f"the module must have the {name} of a class of torch.nn, got that of {of.__module__}."
                 f"{of.__qualname__}: what it computes is not in its tensors"

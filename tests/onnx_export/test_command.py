@@ -37,7 +37,7 @@ def test_portable_options_of_the_command(tmp_path):
     done = command("demo.safetensors", "demo.onnx", *options, "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(tmp_path)) == ["demo.onnx", "demo.onnx.json", "demo.safetensors"]
-    assert json.loads((tmp_path / "demo.onnx.json").read_text())["portable"] is True
+    assert json.loads((tmp_path / "demo.onnx.json").read_text())["options"]["portable"] is True
 
 
 def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
