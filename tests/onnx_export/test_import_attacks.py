@@ -249,7 +249,8 @@ def test_a_clip_that_is_out_of_reach_is_refused_where_runtimes_differ(tmp_path, 
 
 def test_one_layer_for_two_frames_of_a_window_loads(tmp_path, rng):
     nodes = [*TWO, node("Tanh", "q1", "h1"), node("Concat", "h h1", "c", axis=1), node("MatMul", "c V", "y")]
-    imported(written(tmp_path / "m.onnx", rng, nodes, {"x": [1, 2, INPUTS]}, {"y": [1, 2]}))
+    found = imported(written(tmp_path / "m.onnx", rng, nodes, {"x": [1, 2, INPUTS]}, {"y": [1, 2]}))
+    assert (found.model.input_size, found.states) == (2 * INPUTS, {})
 
 
 @pytest.mark.parametrize(("domain", "name"), [("", "Selu"), ("ai.onnx", "HardSwish"), ("com.microsoft", "Gelu")])
@@ -323,4 +324,5 @@ def test_token_ids_whose_number_is_read_load(tmp_path, rng):
     nodes = [node("Shape", "x", "s"), node("Gather", "A x", "e", axis=0), node("Concat", "s size", "t", axis=0),
              node("Reshape", "e t", "f"), node("MatMul", "f L", "y")]  # fmt: skip
     weights = {"A": normal(rng, INPUTS, INPUTS), "L": normal(rng, INPUTS, UNITS), "size": np.array([INPUTS])}
-    imported(saved(tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1, UNITS]}, weights, ids=("x",)))
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1, UNITS]}, weights, ids=("x",)))
+    assert dict(found.model.tokens) == {0: INPUTS}

@@ -175,12 +175,16 @@ def test_a_delay_and_a_convolution_are_a_causal_convolution_over_two_axes(rng):
     x = normal(rng, 20, channels * positions)
     grid = np.zeros((20 + (frames - 1) * dilation, channels, positions + 4))
     grid[(frames - 1) * dilation :, :, 2:-2] = x.reshape(20, channels, positions)
-    wanted = np.zeros((20, 4, positions))
+    wanted, most = np.zeros((2, 20, 4, positions))
     for k in range(frames):
         for t in range(5):
             taken = grid[k * dilation :][:20, :, t : t + positions]
             wanted += np.einsum("scp,oc->sop", taken, np.float64(weight[:, :, k, t]))
-    np.testing.assert_allclose(model.run(x), (wanted + bias[:, None]).reshape(20, -1), rtol=0, atol=2e-5)
+            most += np.einsum("scp,oc->sop", np.abs(taken), np.abs(np.float64(weight[:, :, k, t])))
+    terms = 5 * frames * channels + 1  # of a sum with its bias: each is rounded at most so often
+    allowed = terms * 2.0**-24 * (most + np.abs(bias[:, None]))
+    error = np.abs(model.run(x).reshape(wanted.shape) - (wanted + bias[:, None]))
+    assert np.all(error <= allowed), np.max(error / allowed)
 
 
 def test_the_state_of_a_delay_is_counted_before_the_initial_state_of_a_cell(rng):
@@ -308,9 +312,14 @@ def test_a_transposed_convolution_of_torch(rng):
     ):
         module = torch.nn.ConvTranspose1d(4, 4, 5, **options)
         x = normal(rng, 5, 4 * 11)
-        wanted = module(torch.from_numpy(x).reshape(5, 4, 11)).detach().numpy().reshape(5, -1)
         model = cnorm.Model([cnorm.ConvTranspose1d(module, positions=11)])
-        np.testing.assert_allclose(model.run(x), wanted, atol=3e-6)
+        frames, exact = torch.from_numpy(x).reshape(5, 4, 11).double(), module.double()
+        wanted = exact(frames).detach().numpy().reshape(5, -1)
+        for parameter in exact.parameters():
+            parameter.data.abs_()
+        most = exact(frames.abs()).detach().numpy().reshape(5, -1)
+        allowed = (5 * 4 + 1) * 2.0**-24 * most  # taps, channels and the bias, each rounded at most so often
+        assert np.all(np.abs(model.run(x) - wanted) <= allowed)
     with pytest.raises(ValueError, match=r"must be a torch.nn.ConvTranspose1d, got Conv1d"):
         cnorm.ConvTranspose1d(torch.nn.Conv1d(4, 4, 5), positions=11)
     with pytest.raises(ValueError, match=r"must be a torch.nn.Conv1d, got ConvTranspose1d"):
