@@ -15,9 +15,12 @@ from cnorm.cells.specs import GATES
 from onnx_export.importer.activations import activation
 from onnx_export.importer.affine import affine
 from onnx_export.importer.cells import Found, written_cell
-from onnx_export.importer.convolutions import Lags, in_frame, over_time
+from onnx_export.importer.convolutions import Lags, in_frame, over_time, unfolding
+from onnx_export.importer.delays import Delays
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
+from onnx_export.importer.operators_of_cells import Scan
+from onnx_export.importer.positions import Orders, linear, scans_of
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -64,11 +67,16 @@ class Chain:
     ):
         self.trace, self.old = trace, old
         self._lags = Lags(old, shifts)
+        self._delays = Delays(trace, self._lags)
+        own = None if shifts or any(number in old for number in trace.unrolled) else scans_of(trace, old)
+        needed = [*outputs.values(), np.array(list(old), np.int64)]
+        self._orders = Orders(trace, own or [], needed if own is not None else [], list(old.values()))
+        self._shapes: dict[bytes, tuple[int, int]] = {}  # [channels, positions] of what layers of frames read
         self.frame = frame
         self._filters: dict[bytes, tuple[set[int], np.ndarray]] = {}  # convolutions over time: frame and outputs
         self._shared: dict[bytes, np.ndarray] = {}  # for the outputs of one of several with the same cache those of all
         ends = self._walk(outputs)
-        if self._share():
+        if self._share() or self._delays.share():
             ends = self._walk(outputs)
         self.depth = len(self._steps)
         self.layers: list = []
@@ -140,6 +148,10 @@ class Chain:
 
     def _last(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]]:
         """The last step before some elements, and what it reads, each in order."""
+        if numbers.tobytes() in self._shapes and (
+            found := self._copied(numbers.reshape(self._shapes[numbers.tobytes()]))
+        ):
+            return found
         if len(each := dict.fromkeys(numbers.tolist())) < len(numbers):
             return self._picked(numbers, np.array(list(each)))
         if (whole := self._shared.get(numbers.tobytes())) is not None:
@@ -147,11 +159,13 @@ class Chain:
         owners = self.trace.owners(numbers)
         if len(owners) == 1 and len(numbers) < owners[0].size and self._is_whole(owners[0]):
             return self._taken(numbers, owners[0])
-        if found := self._cell(numbers, owners):
+        if (whole := self._orders.whole(owners, numbers)) is not None:
+            return self._picked(numbers, whole)
+        if found := self._cell(numbers, owners) or self._at_positions(numbers):
             return found
         block = self._block(numbers)
-        if found := in_frame(self._block, self._lags, block):
-            return (lambda to: to.add(found[0])), [found[1]]
+        if found := in_frame(self._block, self._lags, block, self._zeros):
+            return self._of_frame(*found)
         linear = None if block and block.first in self._negated else affine(self.trace, numbers)
         if linear and (found := over_time(self._lags, linear)):
             if self._lags.cached:
@@ -159,6 +173,11 @@ class Chain:
             return (lambda to: to.filtered(*found[:2])), [found[2]]
         if linear and not self._sums(block, linear.terms):
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
+        if found := self._delays.find(numbers):
+            layer, state, frame, whole = found
+            if not np.array_equal(whole, numbers):
+                return self._picked(numbers, whole)
+            return (lambda to: to.filtered(layer, state)), [frame]
         if len(owners) > 1:
             return self._together(numbers, owners)
         return self._single(block) if block and block.op != "input" else self._taken(numbers, owners[0])
@@ -181,8 +200,8 @@ class Chain:
             raise Cannot("an output is constant")
         if set(numbers.tolist()) <= set(self.frame.tolist()):
             return self._picked(numbers, self.frame)
-        parts = [numbers[(numbers >= one.first) & (numbers < one.first + one.size)] for one in owners]
-        together = np.concatenate(parts)
+        parts = self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        together = self._orders.join(numbers, parts)
         if np.array_equal(together, numbers):
             return (lambda to: to.concat()), parts
         return self._picked(numbers, together)
@@ -278,7 +297,8 @@ class Chain:
         squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
         if not squares or squares.op not in ("multiply", "square") or squares.size != len(x):
             return None
-        if any(not np.array_equal(self._centred(operand.ravel()), x) for operand in squares.operands):
+        centred = [self._centred(operand.ravel()) for operand in squares.operands]
+        if any(one is None or not np.array_equal(np.sort(one), np.sort(x)) for one in centred):
             return None
         return self._norm(block.node, x[None], eps)
 
@@ -294,7 +314,36 @@ class Chain:
 
     # ------------------------------------------------------------------ cells
 
+    def _zeros(self, numbers: np.ndarray) -> np.ndarray:
+        """Which elements are constants of 0."""
+        zeros = np.zeros(numbers.shape, bool)
+        for block in self.trace.owners(numbers):
+            if block.op == "constant":
+                at = numbers - block.first
+                inside = (at >= 0) & (at < block.size)
+                zeros[inside] = np.asarray(block.constants["value"])[at[inside]] == 0
+        return zeros
+
+    def _at_positions(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
+        """A product for each position."""
+        found = linear(self.trace, numbers)
+        return found and ((lambda to: to.add(found[0])), [found[1]])
+
+    def _copied(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
+        """Rows of a frame, moved by some positions with zeros behind them."""
+        shape = self._shapes.get(numbers.tobytes())
+        x = numbers.reshape(shape) if shape else numbers
+        found = unfolding(x, self._zeros(x)) if shape and self._zeros(x).any() else None
+        return found and self._of_frame(*found)
+
+    def _of_frame(self, layer, x: np.ndarray) -> tuple[Link, list[np.ndarray]]:
+        """A layer that reads a frame of [channels, positions]."""
+        self._shapes[x.tobytes()] = x.shape
+        return (lambda to: to.add(layer)), [x.ravel()]
+
     def _cell(self, numbers, owners) -> tuple[Link, list[np.ndarray]] | None:
+        if scan := self._orders.scan_of.get(owners[0].first):
+            return self._scanned(scan) if np.array_equal(scan.whole().ravel(), numbers) else None
         nodes = [block for block in owners if block.op in ("LSTM", "GRU", "RNN")]
         if nodes and np.array_equal(numbers, np.concatenate([block.numbers for block in nodes])):
             return self._node_cell(nodes)
@@ -313,6 +362,24 @@ class Chain:
             raise Cannot(f"{nodes[0].node}: a cell that reads the sequence from its end only")
         return (lambda to: to.cell(*made[0])), [x]
 
+    def _scanned(self, scan: Scan) -> tuple[Link, list[np.ndarray]]:
+        """A cell over the positions of a frame, or one for each of them."""
+        reads, positions = [scan.read().ravel()], scan.read().shape[1]
+        made = [_of_operator(scan.kind, cell) for cell in scan.cells]
+        back = [cell["backward"] for cell in scan.cells]
+        if scan.over:
+            if any(not self._zeros(start).all() for start in scan.start):
+                raise Cannot(f"{scan.node}: its {positions} steps are positions of a frame, and begin with no zeros")
+            return (lambda to: to.over_positions(made, positions, back[0])), reads
+        if back != [False]:
+            raise Cannot(f"{scan.node}: a cell of {positions} rows that reads two directions, or from the end")
+        new = {"h": scan.whole().ravel()} | ({"c": scan.ways[0][1].T.ravel()} if scan.kind == "LSTM" else {})
+        old = {name: start[0].T.ravel() for name, start in zip(new, scan.start, strict=False)}
+        for name, numbers in new.items():
+            if [self.old.get(number, -1) for number in numbers.tolist()] != old[name].tolist():
+                raise Cannot(f"{scan.node}: its initial {name} of {positions} rows is not what an output gives back")
+        return (lambda to: to.per_position(made[0], positions, Cell(new, old))), reads
+
     def _from_node(self, block: Block):
         names = ["h", "c"][: len(block.operands) - 1]
         new = {"h": block.numbers}
@@ -328,9 +395,14 @@ class Chain:
             values = self.trace.lowered(Elements(start))
             if isinstance(values, np.ndarray) and values.any():
                 weights[f"{name}0"] = values.astype(np.float32)
-        kind, constants = block.op, block.constants
-        preset = "onnx_linear_before_reset" if constants["reset_after"] and kind == "GRU" else "onnx"
-        return (kind, weights, replace(cnorm.PRESETS[kind, preset], **constants["functions"])), Cell(new, old)
+        return _of_operator(block.op, block.constants | {"weights": weights}), Cell(new, old)
+
+
+def _of_operator(kind: str, constants):
+    """Kind, tensors and spec of a recurrent operator."""
+    weights = {name: np.asarray(w, np.float32) for name, w in constants["weights"].items()}
+    preset = "onnx_linear_before_reset" if constants["reset_after"] and kind == "GRU" else "onnx"
+    return kind, weights, replace(cnorm.PRESETS[kind, preset], **constants["functions"])
 
 
 def _layer_of(found: Found):

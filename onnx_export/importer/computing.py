@@ -30,6 +30,7 @@ from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
 from onnx_export.importer.matrices import average_pool, einsum, global_average, reduction
 from onnx_export.importer.operators_of_cells import recurrent
+from onnx_export.importer.transposed import transposed
 from onnx_export.importer.windows import convolution
 
 __all__ = ["COMPUTING"]
@@ -339,6 +340,7 @@ COMPUTING: dict[str, Callable] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": convolution,
+    "ConvTranspose": transposed,
     "Einsum": einsum,
     "ReduceMean": reduction("mean"),
     "ReduceSum": reduction("sum"),

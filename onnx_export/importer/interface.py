@@ -180,6 +180,12 @@ def plan(
             if trace.repeated:
                 raise NotImported("a Loop takes a stored number of steps: export it for any number, or as a Scan")
             plans = list(_plans(model, trace, read, states, frames))
+    if read.time_axes and not read.shifts and not any(not found.faults for found in plans):
+        frame = _one_frame(model, read, dims)
+        one = frame and Trace(model, frame.shapes, frame.constants)
+        others = list(_plans(model, one, frame, states, frames)) if one else []
+        if any(not found.faults for found in others) or (trace.faults and one and not one.faults):
+            read, trace, plans = frame, one, others
     written = [] if read.shifts else unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)
     if written and not found.states and not found.chain.cells:
@@ -194,6 +200,17 @@ def _whole(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> I
     value = next(value for value in model.graph.input if value.name == name)
     shape = shape_of(value, dims, 1, None)
     return replace(inputs, shapes=inputs.shapes | {name: shape}, steps=shape[axis])
+
+
+def _one_frame(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> Inputs | None:
+    """The same inputs where the steps of a recurrent operator are positions of one frame; None if any number fits."""
+    ((name, axis),) = inputs.time_axes.items()
+    value = next(value for value in model.graph.input if value.name == name)
+    shape = shape_of(value, dims, 0, None)
+    if not shape[axis]:
+        return None
+    given = {"time_axes": {}, "output_axes": {}, "mixed": [], "faults": []}
+    return replace(inputs, shapes=inputs.shapes | {name: shape_of(value, dims, 1, None)}, steps=1, **given)
 
 
 def _names(values) -> str:
@@ -272,7 +289,7 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
     outputs = {name: trace.values.get(name) for name in _outputs(model)}
     known = {name: value for name, value in outputs.items() if isinstance(value, Elements)}
     for chosen, names, pairs in islice(assignments(trace, inputs, known, states, frames), MAX_PAIRINGS):
-        old = dict(trace.unrolled)
+        old = dict(trace.unrolled) if inputs.time_axes or trace.loops else {}  # else its steps are positions of a frame
         for name, result in pairs.items():
             old |= dict(zip(_flat(known[result]), _flat(trace.values[name]), strict=True))
         xs, ys = [trace.values[name].numbers for name in chosen], {n: known[n].numbers.ravel() for n in names}
