@@ -296,7 +296,7 @@ def quantize(model, out, weights, frames, smallest, picture):
 @click.option("--certificate", type=FILE, help="For TLS, PEM.")
 @click.option("--private-key", type=FILE, help="For TLS, PEM.")
 @click.option("--metrics-port", type=click.IntRange(0, 65000), default=0, help="Metrics of worker i at this + i.")
-@click.option("--reuse-port", is_flag=True, help="Share the port with another server that was told so, too.")
+@click.option("--reuse-port", is_flag=True, help="Start although another server has the port.")
 @click.option("--demo", is_flag=True, help="Let clients end their worker; without MODEL, the packaged model.")
 @click.option("--page", type=click.Path(exists=True, file_okay=False), help="Folder of a web page to serve at /.")
 def serve(store, token_file, **given):
