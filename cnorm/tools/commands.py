@@ -149,7 +149,7 @@ def info():
 @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit with 1 if they differ.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: print the report as JSON.")
 def export(model, out, batch, check, as_json, **options):
-    """Write MODEL (safetensors, from Model.save) to OUT as ONNX."""
+    """Write MODEL (a file that cnorm.load reads) to OUT as ONNX."""
     if as_json and not check:
         raise click.UsageError("--json prints the report of --check: give both")
     refuse_replacing(out, "OUT", model, "MODEL")
@@ -332,7 +332,7 @@ def serve(store, token_file, **given):
 @SMALLEST
 @click.option("--c-array", is_flag=True, help="Write OUT as C source, a constant array named after the file.")
 def pack(model, out, weights, smallest, c_array):
-    """Write MODEL (safetensors, from Model.save) to OUT as a packed model, for cnorm.load and for C."""
+    """Write MODEL (a file that cnorm.load reads) to OUT as a packed model, for cnorm.load and for C."""
     refuse_smallest(smallest, weights)
     refuse_replacing(out, "OUT", model, "MODEL")
     from cnorm.storage import packed
