@@ -11,6 +11,7 @@
 enum {
     LAYER_READS = CNORM_PARTS, /* inputs of earlier layers that a layer may read, besides its own input */
     LAYER_STATES = 2,          /* arrays of state */
+    WIDEST = 1 << 28,          /* the largest option that is a size; also of a packed file's matrices and bytes */
 };
 
 /* A number of a layer's struct. Packed files store options in the order of the table, each in 4 bytes. */
