@@ -139,7 +139,6 @@ def info():
 @click.option("--form", type=click.Choice(["step", "sequence"]), default="step", show_default=True)
 @click.option("--opset", type=int, default=17, show_default=True)
 @click.option("--batch", default=None, metavar="NAME", help="Leave the batch open under this name; else it is 1.")
-@click.option("--functions", is_flag=True, help="Make each cell a local function.")
 @click.option("--native-ops", is_flag=True, help="Write plain cells as the operators LSTM, GRU and RNN.")
 @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
 @click.option("--portable", is_flag=True, help="For other runtimes: constants folded, MatMul and Add instead of Gemm.")
