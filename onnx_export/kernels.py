@@ -15,6 +15,7 @@ from onnx.reference.ops import (
     op_conv_transpose,
     op_dequantize_linear,
     op_loop,
+    op_scatternd,
 )
 
 from onnx_export.operators import standardise
@@ -221,7 +222,18 @@ def _transposed(x, w, options):
     return y[(..., *(slice(pads[i], sizes[i] - pads[i + axes]) for i in range(axes)))]
 
 
+class ScatterND(op_scatternd.ScatterND):
+    """All elements at once, where onnx has a loop."""
+
+    def _run(self, data, indices, updates, reduction=None):
+        if (reduction or "none") != "none":
+            return super()._run(data, indices, updates, reduction=reduction)
+        y = data.copy()
+        y[tuple(np.moveaxis(indices, -1, 0))] = updates
+        return (y,)
+
+
 KERNELS = (
     AveragePool, BatchNormalization, ConvTranspose, DequantizeLinear, FusedMatMul, Hardmax, LRN, LogSoftmax, Loop,
-    LpNormalization, LpPool, MaxPool, Pad, Softmax,
+    LpNormalization, LpPool, MaxPool, Pad, ScatterND, Softmax,
 )  # fmt: skip
