@@ -76,23 +76,14 @@ def import_model(
 
     `stage` is told what is done next.
     """
-    from onnx import inliner
-
     from onnx_export.importer.elements import Cannot
     from onnx_export.importer.interface import plan
-    from onnx_export.importer.layouts import steps_first
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import proposals
-    from onnx_export.nodes import drop_omitted
     from onnx_export.ort import CannotRun
 
     stage("finding the layers")
-    _refuse_taken_names(onnx_model)
-    if onnx_model.functions:
-        onnx_model = inliner.inline_local_functions(onnx_model)
-    _refuse_rounded(onnx_model)
-    steps_first(onnx_model)
-    drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
+    onnx_model, narrow, rounding = _prepared(onnx_model)
     try:
         found = plan(onnx_model, **given)
         if not found.chain.layers:
@@ -116,13 +107,37 @@ def import_model(
         ) from None
     stage("comparing the layers with the file")
     try:
-        report = prove(model, onnx_model, found) if check else None
+        report = prove(model, onnx_model, found, narrow) if check else None
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    notes = (*_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
+    notes = (*rounding, *_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
     window = file.steps if found.time_axis is not None and not found.states else None
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+
+
+def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None, tuple[str, ...]]:
+    """A file in the forms that are read, the same in 16 bits if it has them, and what the layers do otherwise."""
+    from onnx import inliner
+
+    from onnx_export.importer.layouts import steps_first
+    from onnx_export.importer.stored import ROUNDED, SCALED, in_float32, plain
+    from onnx_export.nodes import drop_omitted
+
+    _refuse_taken_names(onnx_model)
+    if onnx_model.functions:
+        onnx_model = inliner.inline_local_functions(onnx_model)
+    _refuse_rounded(onnx_model)
+    try:
+        notes = (SCALED,) if plain(onnx_model) else ()
+    except NotImported:
+        raise
+    except Exception as error:  # onnx's kernels and NumPy raise anything for tensors that do not fit each other
+        raise NotImported(f"its stored tensors can't be read: {error}") from None
+    steps_first(onnx_model)
+    drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
+    wide = in_float32(onnx_model)
+    return wide or onnx_model, onnx_model if wide else None, (*notes, ROUNDED) if wide else notes
 
 
 def _refuse_taken_names(onnx_model: onnx.ModelProto) -> None:

@@ -303,17 +303,6 @@ def _gemm(trace, node, attributes, inputs, outputs):
 # ---------------------------------------------------------------------------------------------- norms
 
 
-def _layer_norm(trace, node, attributes, inputs, outputs):
-    x, gain, bias = (*inputs, None)[:3]
-    if outputs > 1 or is_elements(gain) or is_elements(bias):
-        raise Cannot("its scale and bias must be constants, its statistics unused")
-    axis = attributes.get("axis", -1) % len(x.shape)
-    rows = x.numbers.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
-    y = trace.add("norm", node, x.shape, [rows], eps=float(attributes.get("epsilon", 1e-5)))
-    y = scale(trace, node, y, gain)
-    return [y if bias is None else shift(trace, node, y, bias)]
-
-
 def _batch_norm(trace, node, attributes, inputs, outputs):
     x, *constants = inputs
     if attributes.get("training_mode") or any(is_elements(value) for value in constants):
@@ -344,7 +333,6 @@ COMPUTING: dict[str, Callable] = {
     "ReduceSum": reduction("sum"),
     "GlobalAveragePool": global_average,
     "AveragePool": average_pool,
-    "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
     "LSTM": recurrent("LSTM"),
     "GRU": recurrent("GRU"),

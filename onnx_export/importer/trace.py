@@ -23,8 +23,10 @@ from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
 from onnx_export.importer.loops import unroll
+from onnx_export.importer.norms import FORMULAS, norm
 from onnx_export.importer.repeated import REPEATING, faults_of_loops
 from onnx_export.nodes import names_read, subgraphs
+from onnx_export.operators import operator_of
 
 __all__ = ["Trace", "describe"]
 
@@ -187,6 +189,9 @@ class Trace:
         """Note a node that no layer computes whatever its inputs are."""
         constants = [isinstance(self.values.get(name), np.ndarray) for name in node.input]
         reason = ""
+        operator = operator_of(node)
+        if operator and operator.formula in FORMULAS:
+            return
         if node.domain not in ("", "ai.onnx"):
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys() | REPEATING.keys():
@@ -210,6 +215,10 @@ class Trace:
 
     def _results(self, node: onnx.NodeProto) -> list:
         inputs = [self.values[name] for name in node.input]
+        operator = operator_of(node)
+        if operator and operator.formula in FORMULAS and any(isinstance(value, Elements) for value in inputs):
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            return norm(self, describe(node), operator, attributes, inputs, node.output)
         if node.domain not in ("", "ai.onnx") and any(isinstance(value, Elements) for value in inputs):
             raise Cannot("an operator of another domain")
         if node.op_type in RANDOM or _is_training(node, inputs):
