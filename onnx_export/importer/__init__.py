@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cnorm.model import Model
-from cnorm.text import quoted
+from cnorm.text import clip, quoted
 from onnx_export.errors import NotImported
 from onnx_export.parity_report import ParityReport
 
@@ -112,6 +112,7 @@ def import_model(
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*rounding, *_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
+    notes += _domain(model)
     window = file.steps if found.time_axis is not None and not found.states else None
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
 
@@ -161,6 +162,18 @@ def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
             [f"{nodes[0].op_type} {nodes[0].name or nodes[0].output[0]!r} and {len(nodes) - 1} more nodes of its kind",
              "import the file that it was made of; with --weights int8 (Model.with_weights) its matrices are rounded"],
         )  # fmt: skip
+
+
+def _domain(model: Model) -> tuple[str, ...]:
+    """What frames the model has no outputs for."""
+    from onnx_export.parity_recordings import Domain
+
+    at = Domain(model).positive
+    ends = [i for i in at if i - 1 not in at], [i for i in at if i + 1 not in at]
+    spans = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(*ends, strict=True)]
+    if not spans:
+        return ()
+    return (f"elements {clip(', '.join(spans), 200)} of x must be positive, as Log or Sqrt has no value for others",)
 
 
 def _crossed(found, given) -> tuple[str, ...]:

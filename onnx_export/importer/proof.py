@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from cnorm.layers.embedding import in_tokens
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
@@ -23,10 +22,12 @@ from onnx_export.importer.interface import Plan
 from onnx_export.nodes import subgraphs
 from onnx_export.ort import CannotRun, Session
 from onnx_export.parity import check_parity
+from onnx_export.parity_recordings import Domain
 
 __all__ = ["FileRun", "prove"]
 
 SATURATED, SATURATING = 20.0, ("tanh", "sigmoid")  # beyond, they are 1 in float32, whatever is clipped
+LEAST = 0.25  # of what must be positive in whole calls, whose bound varies x by its rounding beside 1
 MOST_ROWS = 1024  # that are run together
 FILE = "file/"  # prefix of the file's names in the copy that is checked
 
@@ -351,7 +352,7 @@ def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
 def _random(model, rng, *shape: int) -> np.ndarray:
     """Frames of which none is like another."""
     x = rng.standard_normal((*shape, model.input_size)) * rng.uniform(0.1, 4, (*shape, 1))
-    return in_tokens(x.astype(np.float32), model.tokens)
+    return Domain(model)(x.astype(np.float32), LEAST)
 
 
 def _check_rows(model, onnx_model: onnx.ModelProto, found: Plan, axes) -> None:
