@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from cnorm.model import Model
@@ -22,6 +23,7 @@ from onnx_export.parity_report import ParityReport
 if TYPE_CHECKING:
     import onnx
 
+    from onnx_export.importer.interface import Plan
     from onnx_export.importer.proof import FileRun
 
 __all__ = ["Imported", "import_model"]
@@ -76,35 +78,23 @@ def import_model(
 
     `stage` is told what is done next.
     """
-    from onnx_export.importer.elements import Cannot
-    from onnx_export.importer.interface import plan
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import proposals
     from onnx_export.ort import CannotRun
 
+    def read(**given) -> None:
+        found, model = _layers(onnx_model, given)
+        if check:
+            prove(model, onnx_model, found)
+
     stage("finding the layers")
     onnx_model, narrow, rounding = _prepared(onnx_model)
     try:
-        found = plan(onnx_model, **given)
-        if not found.chain.layers:
-            raise NotImported("its output is its input as it is: there is no layer")
-        model = Model(found.chain.layers, tuple(found.chain.names.values()))
-        if model.input_size != len(found.chain.frame):
-            raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
-        if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
-            raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
+        found, model = _layers(onnx_model, given)
     except NotImported as error:
         mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
-        more = [] if mixed else proposals(onnx_model, given, plan)
+        more = [] if mixed else proposals(onnx_model, given, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None
-    except MemoryError:
-        raise
-    except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
-        raise NotImported(f"no model can be made of it: {error}") from None
-    except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
-        raise NotImported(
-            f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
-        ) from None
     stage("comparing the layers with the file")
     try:
         report = prove(model, onnx_model, found, narrow) if check else None
@@ -115,6 +105,37 @@ def import_model(
     notes += _domain(model)
     window = file.steps if found.time_axis is not None and not found.states else None
     return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+
+
+def _layers(onnx_model: onnx.ModelProto, given) -> tuple[Plan, Model]:
+    """What is found in a file, and the model of it; whatever is wrong is `NotImported`."""
+    from onnx_export.importer.elements import Cannot
+    from onnx_export.importer.interface import plan
+
+    try:
+        found = plan(onnx_model, **given)
+        if not found.chain.layers:
+            raise NotImported("its output is its input as it is: there is no layer")
+        model = Model(found.chain.layers, tuple(found.chain.names.values()))
+    except (NotImported, MemoryError):
+        raise
+    except RecursionError:
+        raise NotImported("its nodes are nested too deep") from None
+    except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
+        if isinstance(error, Cannot) or _of_layers(error):
+            raise NotImported(f"no model can be made of it: {error}") from None
+        raise NotImported("it is not as the standard says, or cnorm misreads it") from None
+    if model.input_size != len(found.chain.frame):
+        raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
+    if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
+        raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
+    return found, model
+
+
+def _of_layers(error: Exception) -> bool:
+    """Whether cnorm's layers raised an error, which check what they are given, and not NumPy or Python."""
+    places = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return isinstance(error, (TypeError, ValueError)) and places[-1].startswith("cnorm.")
 
 
 def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None, tuple[str, ...]]:

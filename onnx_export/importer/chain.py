@@ -226,6 +226,8 @@ class Chain:
             share = 1 / block.operands[0].shape[1] if op == "mean" else 1.0
             np.add.at(weight, (np.arange(block.size)[:, None], places.reshape(block.size, -1)), share)
             return (lambda to: to.product(weight, np.zeros(block.size))), [terms]
+        if op == "max":
+            return self._largest(block)
         if op == "norm":
             return self._norm(block.node, block.operands[0], constants["eps"])
         if found := self._written_norm(block):
@@ -261,6 +263,13 @@ class Chain:
             self._negated.add(int(b[0]))
         kind = cnorm.Multiply if block.op == "multiply" else cnorm.Add
         return (lambda to: to.joined(kind)), [a, b]
+
+    def _largest(self, block: Block) -> tuple[Link, list[np.ndarray]]:
+        rows = block.operands[0]
+        if len(rows) != 1:
+            raise Cannot(f"{block.node}: it takes the largest of {len(rows)} parts of the frame", behind=rows.ravel())
+        size = rows.shape[1]
+        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=1, positions=size))), [rows[0]]
 
     def _norm(self, node: str, rows: np.ndarray, eps: float) -> tuple[Link, list[np.ndarray]]:
         if len(rows) != 1:
