@@ -18,6 +18,7 @@ from onnx_export.importer.cells import Found, written_cell
 from onnx_export.importer.convolutions import Lags, in_frame, over_time
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
+from onnx_export.importer.norms import rms_norm
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -166,7 +167,7 @@ class Chain:
     def _is_whole(self, block: Block) -> bool:
         """Whether a part of it can't be computed without the rest: a state, or a norm that is written out."""
         state = block.numbers[0] in self.old and block.numbers[-1] in self.old
-        return state or (block.op == "divide" and self._written_norm(block) is not None)
+        return state or self._written_norm(block) is not None
 
     def _sums(self, block: Block | None, terms: np.ndarray) -> bool:
         """Whether it adds what several layers compute, or x itself, so that it is no product of one layer's outputs."""
@@ -225,9 +226,11 @@ class Chain:
             share = 1 / block.operands[0].shape[1] if op == "mean" else 1.0
             np.add.at(weight, (np.arange(block.size)[:, None], places.reshape(block.size, -1)), share)
             return (lambda to: to.product(weight, np.zeros(block.size))), [terms]
+        if op == "max":
+            return self._largest(block)
         if op == "norm":
             return self._norm(block.node, block.operands[0], constants["eps"])
-        if op == "divide" and (found := self._written_norm(block)):
+        if found := self._written_norm(block):
             return found
         if found := activation(self._block, block):
             layer, factor, x = found
@@ -261,26 +264,51 @@ class Chain:
         kind = cnorm.Multiply if block.op == "multiply" else cnorm.Add
         return (lambda to: to.joined(kind)), [a, b]
 
+    def _largest(self, block: Block) -> tuple[Link, list[np.ndarray]]:
+        rows = block.operands[0]
+        if len(rows) != 1:
+            raise Cannot(f"{block.node}: it takes the largest of {len(rows)} parts of the frame", behind=rows.ravel())
+        size = rows.shape[1]
+        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=1, positions=size))), [rows[0]]
+
     def _norm(self, node: str, rows: np.ndarray, eps: float) -> tuple[Link, list[np.ndarray]]:
         if len(rows) != 1:
             raise Cannot(f"{node}: it normalises {len(rows)} parts of the frame")
         return (lambda to: to.norm(eps)), [rows[0]]
 
     def _written_norm(self, block: Block) -> tuple[Link, list[np.ndarray]] | None:
-        """(x - mean) / sqrt(mean((x - mean)^2) + eps)."""
-        d, s = (operand.ravel() for operand in block.operands)
-        x, root = self._centred(d), self._block(s[:1])
-        if x is None or (s != s[0]).any() or not root or root.op != "root":
-            return None
-        inner, eps = self._block(root.operands[0].ravel()), 0.0
-        if inner and inner.op == "shift":
-            inner, eps = self._block(inner.operands[0].ravel()), float(inner.constants["offset"][0])
-        squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
-        if not squares or squares.op not in ("multiply", "square") or squares.size != len(x):
-            return None
-        if any(not np.array_equal(self._centred(operand.ravel()), x) for operand in squares.operands):
-            return None
-        return self._norm(block.node, x[None], eps)
+        """(x - mean) / sqrt(mean((x - mean)^2) + eps), or x / sqrt(mean(x^2) + eps)."""
+        for d, s in self._quotients(block):
+            root = self._block(s[:1])
+            if (s != s[0]).any() or not root or root.op != "root":
+                continue
+            inner, eps = self._block(root.operands[0].ravel()), 0.0
+            if inner and inner.op == "shift":
+                inner, eps = self._block(inner.operands[0].ravel()), float(inner.constants["offset"][0])
+            squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
+            if not squares or squares.op not in ("multiply", "square") or squares.size != len(d):
+                continue
+            if all(np.array_equal(operand.ravel(), d) for operand in squares.operands):
+                y = rms_norm(self.trace, block.node, Elements(d[None]), eps).numbers[0]
+                return self._picked(y, self.trace.owners(y)[0].numbers)
+            x = self._centred(d)
+            if x is not None and all(np.array_equal(self._centred(one.ravel()), x) for one in squares.operands):
+                return self._norm(block.node, x[None], eps)
+        return None
+
+    def _quotients(self, block: Block) -> list[tuple[np.ndarray, np.ndarray]]:
+        """What is divided by what: in a quotient, or in a product with a reciprocal."""
+        if block.op not in ("divide", "multiply"):
+            return []
+        a, b = (operand.ravel() for operand in block.operands)
+        if block.op == "divide":
+            return [(a, b)]
+        pairs = []
+        for d, other in ((a, b), (b, a)):
+            inverse = self._block(other[:1])
+            if (other == other[0]).all() and inverse and inverse.op == "reciprocal":
+                pairs.append((d, np.repeat(inverse.operands[0].ravel(), len(d))))
+        return pairs
 
     def _centred(self, d: np.ndarray) -> np.ndarray | None:
         """x of x - mean(x)."""
