@@ -56,7 +56,8 @@ class Lags:
         """For each of some elements the new one, and the steps since."""
         if self.cached:
             return [self._of.get(number) for number in numbers.tolist()]
-        lags, places = self._place[:, numbers]
+        known = numbers < self._place.shape[1]  # others were added behind the trace, by `Chain`
+        lags, places = np.where(known, self._place[:, np.where(known, numbers, 0)], -1)
         heads = self._linked[0, places]
         return [None if lag < 0 else (head, lag) for head, lag in zip(heads.tolist(), lags.tolist(), strict=True)]
 

@@ -88,6 +88,9 @@ class Joined:
                 self._flush()
             if place in tapped:
                 self._named[place] = self._name(next((name for name, end in ends.items() if end == place), ""))
+        if self._named[FRAME] == INPUT and FRAME in ends.values():  # an output that is the frame as it is
+            self._slice(INPUT, 0, size)
+            self._named[FRAME] = self._name(next(name for name, end in ends.items() if end == FRAME))
         self.names = {} if single else {output: self._named[end] for output, end in ends.items()}
 
     def _name(self, output: str = "") -> str:

@@ -23,9 +23,11 @@ from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
 from onnx_export.importer.loops import unroll
+from onnx_export.importer.norms import FORMULAS, norm
 from onnx_export.importer.operators_of_cells import Scan
 from onnx_export.importer.repeated import REPEATING, faults_of_loops
 from onnx_export.nodes import names_read, subgraphs
+from onnx_export.operators import operator_of
 
 __all__ = ["Trace", "describe"]
 
@@ -192,9 +194,8 @@ class Trace:
                 continue
             except MemoryError:
                 raise
-            except Exception as error:  # of what the standard does not allow: the file is untrusted
-                text = f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
-                self.faults.append(f"{describe(node)}: {text}")
+            except Exception:  # of what the standard does not allow: the file is untrusted
+                self.faults.append(f"{describe(node)}: it is not as the standard says, or cnorm misreads it")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
 
@@ -202,6 +203,9 @@ class Trace:
         """Note a node that no layer computes whatever its inputs are."""
         constants = [isinstance(self.values.get(name), np.ndarray) for name in node.input]
         reason = ""
+        operator = operator_of(node)
+        if operator and operator.formula in FORMULAS:
+            return
         if node.domain not in ("", "ai.onnx"):
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys() | REPEATING.keys():
@@ -218,6 +222,10 @@ class Trace:
 
     def _results(self, node: onnx.NodeProto) -> list:
         inputs = [self.values[name] for name in node.input]
+        operator = operator_of(node)
+        if operator and operator.formula in FORMULAS and any(isinstance(value, Elements) for value in inputs):
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            return norm(self, describe(node), operator, attributes, inputs, node.output)
         if node.domain not in ("", "ai.onnx") and any(isinstance(value, Elements) for value in inputs):
             raise Cannot("an operator of another domain")
         if node.op_type in RANDOM or _is_training(node, inputs):
@@ -331,8 +339,8 @@ class Trace:
         wanted = [name for name in node.output if name]
         try:
             results = evaluate([copy], feeds, wanted, {node.domain: self._opset_of(node)})
-        except Exception as error:  # onnx's kernels raise anything
-            raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
+        except Exception:  # onnx's kernels raise anything
+            raise Cannot("onnx's evaluator can't run it: its inputs may not fit each other") from None
         return [results.get(name) for name in node.output]
 
 

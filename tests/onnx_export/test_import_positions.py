@@ -1,10 +1,15 @@
 """`load` of frames of [channels, positions]: convolutions over two axes, cells over positions, one for each of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from graphs import imported, node, normal, saved
 
+import cnorm
 from onnx_export.importer.selecting import box
+
+MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
 
 CHANNELS, POSITIONS, UNITS = 4, 9, 3
 FRAME = [1, CHANNELS, 1, POSITIONS]
@@ -54,7 +59,7 @@ def test_a_causal_convolution_with_a_cache_is_a_delay_and_one_in_the_frame(group
 
 
 def test_a_cache_that_keeps_its_oldest_frames_is_refused(tmp_path, rng):
-    with pytest.raises(ValueError, match="input 'c'"):
+    with pytest.raises(ValueError, match="elements are not the state of a cell"):
         imported(cached(tmp_path / "m.onnx", rng, kept=(0, 2)))
 
 
@@ -252,6 +257,28 @@ def test_a_shuffle_of_channels_between_two_halves(tmp_path, rng):
     made = checked(imported(path), rng)
     assert "Linear" not in made
     assert made.count("Conv1d") == 2
+
+
+# ---------------------------------------------------------------------------------------------- a public model
+
+
+@pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
+def test_gtcrn(tmp_path, rng):
+    """Proven; beside the file over frames of speech's size; saved half-way, continued by the packed model."""
+    found = imported(MODELS / "gtcrn_simple.onnx")
+    assert found.report.ok
+    assert found.states == {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")}
+    made = kinds(found)
+    counts = {"Delay": 6, "OverPositions": 4, "PerPosition": 10, "GRU": 6, "ConvTranspose1d": 2, "LayerNorm": 4}
+    assert {kind: made.count(kind) for kind in counts} == counts
+    x = (0.3 * rng.standard_normal((200, 514))).astype(np.float32)
+    y = found.model.run(x)
+    assert found.model.check(x, found.file.run(x)).ok
+    first = found.model.stream()
+    np.testing.assert_array_equal(first.process(x[:100]), y[:100])
+    found.model.save_packed(tmp_path / "m.cnorm")
+    second = cnorm.load(tmp_path / "m.cnorm").restore(first.save())
+    np.testing.assert_array_equal(second.process(x[100:]), y[100:])
 
 
 # ---------------------------------------------------------------------------------------------- selections
