@@ -234,7 +234,9 @@ def _counted(scope: Scope, node: onnx.NodeProto, found: Fit, n: int, unit: float
     scalars = [float(value.flat[0]) for value in stored if value is not None and value.size == 1]
     if op(node) == "Mul" and scalars:  # another one than the factor is the gain of an L2 norm
         return found if any(isclose(abs(each), abs(factor), rel_tol=rounding) for each in scalars) else None
-    return replace(found, count=n * factor * factor) if n > 1 and 0.2 < factor * factor < 5 else None
+    count = n * factor * factor
+    summed = found.law.formula == "layer" and abs(count - 1) <= rounding  # of x that is not centred: L2 normalisation
+    return replace(found, count=count) if n > 1 and (summed or 0.2 < factor * factor < 5) else None
 
 
 def _values(scope: Scope, x: str, nodes: list[onnx.NodeProto], xs: list[np.ndarray]) -> list[dict[str, np.ndarray]]:

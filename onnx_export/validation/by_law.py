@@ -14,6 +14,7 @@ from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.norm import NearMiss, Norm
 
 _FORMULAS = {"layer": LAYER, "rms": RMS}
+_NEARLY = 0.3  # of degree 0: exponents near 2 are mistakes, a division by the variance may be intended
 
 
 def unexplained(scope: Scope, found: list[Norm], work: sources.Work) -> Iterator[Norm]:
@@ -29,7 +30,7 @@ def unexplained(scope: Scope, found: list[Norm], work: sources.Work) -> Iterator
 def _described(scope: Scope, found: sources.Found) -> Norm | None:
     """The norm with its parameters by name; None if the file does not store those measured, or for a doubtful law."""
     fit = found.fit
-    if fit.words and not (fit.law.invariant and fit.factor is not None):
+    if fit.words and (abs(fit.law.degree) > _NEARLY or fit.factor is None):
         return None
     ones, zeros = np.ones_like(fit.scale), np.zeros_like(fit.bias)
     factor = fit.scale if fit.factor is None else ones  # a wrong count is no scale
@@ -74,19 +75,21 @@ def _stored(scope: Scope, found: sources.Found, wanted: np.ndarray, neutral: np.
 
 
 def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
-    """eps as stored, and its type; as measured, where the file stores a multiple of it."""
+    """eps as stored, and its type; measured where the file stores a multiple of it; of near misses what is added."""
     measured = found.fit.eps
+    added = {name for node in found.nodes if op(node) == "Add" for name in node.input} if found.fit.law.words else ()
     for name, value in _constants(scope, found):
         stored = float(value.flat[0])
-        if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=1e-4):
+        if value.size == 1 and (name in added or (measured and isclose(abs(stored), abs(measured), rel_tol=1e-4))):
             return float(np.copysign(stored, measured)), scope.dtype(name)
     return measured, scope.dtype(found.x) or TensorProto.FLOAT
 
 
 def _rounds(scope: Scope, found: sources.Found) -> bool:
-    """Whether a stored number other than eps, such as log(n), may be rounded."""
+    """Whether a stored number other than eps, such as log(n), may be rounded, or eps is measured: it is not stored."""
     numbers = [float(value.flat[0]) for _, value in _constants(scope, found) if value.size == 1]
-    return any(not number.is_integer() and not isclose(number, found.fit.eps, rel_tol=1e-4) for number in numbers)
+    eps = [number for number in numbers if isclose(number, found.fit.eps, rel_tol=1e-4)]
+    return any(not number.is_integer() for number in numbers if number not in eps) or bool(found.fit.eps and not eps)
 
 
 def _squares(found: sources.Found) -> bool:

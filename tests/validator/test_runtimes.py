@@ -159,7 +159,7 @@ def test_sound_files_are_silent(made):
     assert silent >= 60
 
 
-def test_combinations_that_were_not_tried_are_notes(made):
+def test_combinations_that_were_not_tried_are_warnings(made):
     form = made["LSTM", "direction=reverse"]
     model = onnx.ModelProto()
     model.CopyFrom(form.model)
@@ -169,7 +169,7 @@ def test_combinations_that_were_not_tried_are_notes(made):
     assert found.level == "error"  # of the clip
     del model.graph.node[0].attribute[-2]
     (found,) = compare(model, {}, [], find_cells(model, {}), ["onnxruntime"])
-    assert (found.level, found.code) == ("note", "runtime-untried")
+    assert (found.level, found.code) == ("warning", "runtime-untried")
     assert "LSTM with direction=reverse, input_forget" in found.message
 
 
