@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -12,7 +14,7 @@ from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.builders import states_of
 from onnx_export.options import Options
 
-__all__ = ["described", "sidecar", "state_table"]
+__all__ = ["described", "initial_states", "sidecar", "state_table"]
 
 
 def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
@@ -34,6 +36,19 @@ def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dic
                 table.append(row | {"reset": "set to initial before the first step of a sequence"})
             recurrent += bool(states)
     return table
+
+
+def initial_states(text: str | None, units: Mapping[str, int], dtype) -> dict[str, np.ndarray]:
+    """The initial states by the file's state table, which is untrusted JSON; zeros without a table."""
+    try:
+        table = {row["name"]: row["initial"] for row in json.loads(text or "{}").get("states", [])}
+        with np.errstate(over="ignore"):
+            initial = {name: np.full(size, table.get(name, 0), dtype) for name, size in units.items()}
+        if not all(np.isfinite(array).all() for array in initial.values()):
+            raise ValueError("NaN or infinity among the initial states")
+        return initial
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"onnx_model: {METADATA_KEY!r} has no state table that fits the inputs: {error!r}") from None
 
 
 def described(onnx_model: onnx.ModelProto, model, options: Options, states: list[dict]) -> None:

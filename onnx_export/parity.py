@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -24,10 +25,9 @@ from cnorm.storage.files import each_once
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from cnorm.text import clip, printable
 from onnx_export import model_io
-from onnx_export.description import state_table
+from onnx_export.description import initial_states, state_table
 from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
-from onnx_export.ort_stream import checked_model, initial_states
 from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, RuntimeEngine, interface
 from onnx_export.parity_recordings import hard_calls, recordings, weights_varied, whole_calls
 from onnx_export.parity_report import ELEMENT, Drift, ParityReport, Row
@@ -52,15 +52,13 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: floa
       size of the sum. (Blocked sums have smaller errors.)
     - Normalisation divides the sum and its error alike; sigmoid and tanh do not enlarge an error.
     - A step adds three such errors: two for the gates, one through the norm of the cell. Four standard deviations allow
-      for the largest of many elements: 4 u sqrt(n) sqrt(3 / 6).
-    - A factor sqrt(2) allows for gains above one and for elementwise operations.
+      for the largest of many elements: 4 u sqrt(n) sqrt(3 / 6), and sqrt(2) for gains above one and elementwise steps.
 
     Sums shorter than 64 count as 64, because elementwise rounding dominates there. For float32 and n = 64 the bound is
     1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
 
-    A norm over nearly equal numbers, such as the cell of a layer of two units, enlarges all errors of its input.
-    `sensitivity` measures this on the float64 graph: the change of its results when the step's inputs change by
-    u sqrt(n / 6), relatively.
+    A norm over nearly equal numbers enlarges all errors of its input. `sensitivity` measures this on the float64 graph:
+    the change of its results when the step's inputs change by u sqrt(n / 6), relatively.
     """
     # infinity and NaN do not enlarge the bound
     size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))
@@ -104,7 +102,9 @@ def check_parity(
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-    if not isinstance(checked_model(onnx_model), onnx.ModelProto):
+    if not isinstance(onnx_model, (onnx.ModelProto, str, os.PathLike)):
+        raise TypeError(f"onnx_model must be an onnx.ModelProto, a str or path-like, got {type(onnx_model).__name__}")
+    if not isinstance(onnx_model, onnx.ModelProto):
         onnx_model = model_io.load(onnx_model, external_data=True)
     check = _Check(model, onnx_model, recordings(model, inputs, steps, seed), inputs is None, seed)
     if runtime is None:

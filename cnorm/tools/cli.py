@@ -10,6 +10,8 @@ import sys
 from importlib import util
 from typing import NoReturn
 
+from cnorm.text import printable
+
 
 def main() -> None:
     """Entry point of the ``cnorm`` command."""
@@ -60,8 +62,8 @@ def broken_pipe(console) -> NoReturn:
 
 
 def fail(text: str) -> NoReturn:
-    """Print why the command could not do its work, and exit with code 2."""
-    print(text, file=sys.stderr)
+    """Print why the command could not do its work, which may quote a strange file, and exit with code 2."""
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
     sys.exit(2)
 
 

@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 
 RECURRENT = ("LSTM", "GRU", "RNN")
-SECONDS = 60  # a file; compilers take some
+SECONDS = 60  # of a processor for a file, compilers included, each process of its own
+WAIT = 600  # seconds of wall time for a file: a busy machine gives few of a processor
 MEMORY = 16 << 30  # bytes of data
 RUNTIMES: dict[str, Callable] = {}
 PINS: dict[str, tuple[str, ...]] = {}
@@ -305,13 +306,15 @@ def _in_child(load, path: Path, result: Path) -> str:
         refusal = Path(scratch) / "refusal"
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            return "took too long" if number == signal.SIGALRM else f"killed by {signal.Signals(number).name}"
+            late = number in (signal.SIGALRM, signal.SIGXCPU)
+            return "took too long" if late else f"killed by {signal.Signals(number).name}"
         return refusal.read_text() if refusal.exists() else ""
 
 
 def _child(load, path: Path, result: Path, scratch: Path) -> None:
     os.setpgid(0, 0)
-    signal.alarm(SECONDS)
+    _limit(resource.RLIMIT_CPU, SECONDS)
+    signal.alarm(WAIT)
     os.chdir(scratch)
     sink = os.open("log", os.O_WRONLY | os.O_CREAT)
     os.dup2(sink, 1), os.dup2(sink, 2)
@@ -319,8 +322,16 @@ def _child(load, path: Path, result: Path, scratch: Path) -> None:
         outputs = json.loads(path.with_suffix(".json").read_text())["outputs"]
         np.savez(result, *load(str(path), outputs)(dict(np.load(path.with_suffix(".npz")))))
     except BaseException as error:  # a runtime may raise anything, such as pyo3's panic
+        if resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime >= SECONDS:
+            os.kill(os.getpid(), signal.SIGXCPU)  # its compiler was ended, so this is no refusal
         Path("refusal").write_text(" ".join(f"{type(error).__name__}: {error}".split())[:400])
     os._exit(0)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Set the soft limit of a resource, below its hard one."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 # -------------------------------------------------------------------------------------------------- calls of a file
@@ -333,9 +344,8 @@ def answer(name: str, path: str, outputs: list[str]) -> None:
     """
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a runtime prints is no message
-    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY)):
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, MEMORY)
     call = None
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)

@@ -11,7 +11,7 @@ from onnx_export import runtimes
 from onnx_export.options import Options
 from onnx_export.runtimes import RIGHT, Table
 
-__all__ = ["STEPS", "WAYS", "written_for"]
+__all__ = ["DEFAULT", "STEPS", "WAYS", "written_for"]
 
 STEPS = 6  # of the ways with a fixed T
 # way -> options; where several have a form, an earlier one is preferred
@@ -19,6 +19,8 @@ WAYS = {"step": {"form": "step"}}
 WAYS |= {loop: {"form": "sequence", "loop": loop} for loop in ("scan", "loop")}
 WAYS |= {f"{loop} of 6": {"form": "sequence", "loop": loop, "steps": STEPS} for loop in ("scan", "loop", "unrolled")}
 WAYS = {way: {"portable": True, **options} for way, options in WAYS.items()}
+DEFAULT = "default sequence"
+WAYS |= {DEFAULT: {"form": "sequence"}, f"{DEFAULT} of {STEPS}": {"form": "sequence", "steps": STEPS}}
 _TRIED = ("Linear",)  # the layer behind the cell
 
 
@@ -64,7 +66,7 @@ def written_for(runtime: str, model: cnorm.Model, given: Options, defaults: Mapp
             stacklevel=3,
         )
     options = WAYS[wanted[0]]
-    return replace(given, portable=options["portable"], loop=options.get("loop", given.loop))
+    return replace(given, **{"portable": False, **options, "steps": given.steps})
 
 
 def _parts(model: cnorm.Model, given: Options) -> tuple[list[str], list[str]]:

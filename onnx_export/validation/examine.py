@@ -16,9 +16,10 @@ import onnx.version_converter
 import onnxruntime
 
 from cnorm.storage.files import replaces, write_whole
-from cnorm.text import clip, quoted
+from cnorm.text import clip, printable, quoted
 from onnx_export import ort
 from onnx_export.graph.scope import import_domains, inline, mark_functions, opset_versions, with_shapes
+from onnx_export.graph.sizes import size
 from onnx_export.model_io import (
     Limits,
     Refused,
@@ -132,7 +133,20 @@ def _run(model, weights, candidates: list[Candidate], options: Options, report: 
             message = f"the model does not run with the default sizes; it was run with --batch {batch} --dim {dim}"
             report.findings.append(Finding("note", "sizes", message))
             return run
-        raise error
+        sizes = "" if options.input else _open_inputs(model)
+        raise ort.CannotRun(f"{sizes}{error}") from None
+
+
+def _open_inputs(model: onnx.ModelProto) -> str:
+    """What to give for inputs whose sizes the file leaves open, before the error of a run; empty if it leaves none."""
+    stored, shown = {tensor.name for tensor in model.graph.initializer}, []
+    for each in model.graph.input:
+        dims = each.type.tensor_type.shape.dim
+        if each.name not in stored and None in map(size, dims):
+            sizes = [dim.dim_param or "?" if size(dim) is None else str(size(dim)) for dim in dims]
+            shown.append(f"{quoted(each.name)} [{printable(', '.join(sizes))}]")
+    hint = "it does not run with sizes made up for {}: give them (--size, --dim), or the inputs (--input FILE.npz); "
+    return hint.format(clip(", ".join(shown), 200)) if shown else ""
 
 
 def _refusal(model: onnx.ModelProto, weights: dict) -> str:

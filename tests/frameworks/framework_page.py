@@ -12,8 +12,8 @@ HEAD = """# Cells of other frameworks
 `make frameworks` (`tests/frameworks/check.py`) installs each framework with pinned packages, runs 30 steps of each cell
 in float64, and compares them with cnorm's: the tensors go through the preset or recipe of the row, and each step starts
 from the framework's state rounded to float32. The last column is the largest error in units of what a step may err by
-rounding (`step_tolerance` of `tests/support/cells.py`, 2e-6 for small layers). It rewrites this page; once a year is
-enough.
+rounding (`step_tolerance` of `tests/support/cells.py`, 2e-6 for small layers; for relu a rounding of the magnitudes of
+a sum for each of its terms). It rewrites this page; once a year is enough.
 
 A *preset* ([cells.md](cells.md)) takes the framework's own names and shapes. A *recipe* is a function of
 [examples/frameworks/recipes.py](../examples/frameworks/recipes.py), which puts the tensors into the names of a preset.

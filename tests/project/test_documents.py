@@ -26,6 +26,7 @@ from servers import worker
 import cnorm
 import onnx_export
 from cnorm import analysis
+from onnx_export.runtimes.runners import version
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -277,3 +278,10 @@ def test_the_guide_names_what_exists():
         if not (is_file or known or "NAME" in name):
             missing.append(name)
     assert not missing, sorted(missing)
+
+
+def test_presets_name_the_versions_that_were_run():
+    """Those of docs/cells.md, on the pages that `make frameworks` and `make runtimes` write from their pins."""
+    named = set(re.findall(r"\b(keras|torch|onnx) (\d+\.\d+\.\d+)", (ROOT / "docs" / "cells.md").read_text()))
+    run = set(re.findall(r"^\| (\S+) (\S+) \|", (ROOT / "docs" / "frameworks.md").read_text(), re.M))
+    assert named == {each for each in run if each[0] in ("keras", "torch")} | {("onnx", version("onnx-reference"))}

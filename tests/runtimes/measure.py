@@ -32,8 +32,7 @@ SENTENCES = {
     "mnn": "takes an absent epsilon of InstanceNormalization and BatchNormalization for 0 (rows of deviation 1e-3 come "
     "out 4 times too large). It was not run on LSTM, GRU, RNN and If, nor on scales of another shape than the "
     "normalised one: it does not survive all of these files, or its results are not those of the file alone.",
-    "tinygrad": "compiles with the system's clang; version 14, with which it was run, does not know bfloat16. "
-    "Five presets were run as sequences, since it compiles each for long.",
+    "tinygrad": "compiles with the system's clang; version 14, with which it was run, does not know bfloat16.",
     "ncnn": "runs what its converter pnnx makes of a file; it was not run on recurrent operators, If and exports: one "
     "of the two does not survive all of these files.",
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from onnx_export import runtimes
-from onnx_export.runtimes.ways import WAYS
+from onnx_export.runtimes import RIGHT
+from onnx_export.runtimes.ways import DEFAULT, WAYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "runtimes.md"
 HEAD = """# What runtimes do with norms and recurrent operators
@@ -19,7 +21,8 @@ A form is an operator with all defaults, in float32, with stored weights and a b
 row names: attributes that are not their defaults, optional inputs and outputs that are given (or "no B", which most
 nodes have), types, sizes, and magnitudes of the data. "decomposed" are norms in elementary operators, "export" the
 files that `onnx_export.export(..., portable=True)` writes of small models of each preset: a step, and a sequence with
-an open or a fixed number of steps by each `loop`. From these lines `export(..., runtime=NAME)` chooses.
+an open or a fixed number of steps by each `loop`; a "default sequence" is written without `portable`. From these lines
+`export(..., runtime=NAME)` chooses.
 
 - **·** right, within a bound from the rounding errors of the type;
 - **no** refused with an error, or left unconverted by the runtime's own converter;
@@ -30,6 +33,8 @@ an open or a fixed number of steps by each `loop`. From these lines `export(...,
 
 What a runtime did is no judgement of it: some of these forms are rare, and a refusal is an honest answer.
 {words}"""
+SHARES = """Of the presets that were run, those that were right as `export` writes them by default, and those for which
+`runtime=NAME` finds a way that was right:"""
 WORDS = {
     "refuses": "no",
     "right": "·",
@@ -60,6 +65,7 @@ def page(sentences: dict[str, str]) -> str:
             else {", ".join(sorted(traits)) or "plain": cells for traits, cells in rows.items()}
         )
         lines += [f"| {form} | {' | '.join(cells)} |" for form, cells in rows.items()]
+    lines += ["", *_shares(tables)]
     return "\n".join(lines) + "\n"
 
 
@@ -71,11 +77,34 @@ def _exports(rows: dict[frozenset[str], list[str]]) -> dict[str, list[str]]:
         kinds = {}
         for preset, cells in own.items():
             kinds.setdefault(tuple(cells), []).append(preset)
-        most = max(kinds, key=lambda cells: len(kinds[cells]))
+        most = max(kinds, key=lambda cells: len(kinds[cells]), default=None)
         for cells, presets in kinds.items():
             of = f"{len(presets)} presets" if cells == most else ", ".join(presets)
             found[f"{way}: {of}"] = list(cells)
     return found
+
+
+def _shares(tables: list[runtimes.Table]) -> Iterator[str]:
+    """How many presets a runtime computed right as sequences, by default and with `runtime=`."""
+    yield from ["## Presets as sequences", "", SHARES, ""]
+    yield from ["| runtime | T open | with `runtime=` | T fixed | with `runtime=` |", "|---" * 5 + "|"]
+    for table in tables:
+        seen = [each for each in table.observations if each.operator == "export"]
+        if not seen:
+            continue
+        counts = []
+        for steps in (False, True):
+            ways = [way for way in WAYS if WAYS[way]["form"] == "sequence" and ("steps" in WAYS[way]) == steps]
+            default = [way for way in ways if way.startswith(DEFAULT)]
+            counts += [_share(seen, default), _share(seen, ways)]
+        yield f"| {table.runtime} {table.version} | {' | '.join(counts)} |"
+
+
+def _share(seen: list[runtimes.Observation], ways: list[str]) -> str:
+    """Of the presets that were run in one of these ways, those that were right in one."""
+    run = [each for each in seen if not each.traits.isdisjoint(ways)]
+    right = {each.traits.difference(ways) for each in run if each.outcome == RIGHT}
+    return f"{len(right)} of {len({each.traits.difference(ways) for each in run})}" if run else ""
 
 
 def _cell(outcome: str, traits: frozenset[str]) -> str:
