@@ -8,7 +8,7 @@ from math import isclose, prod
 import numpy as np
 from onnx import TensorProto
 
-from onnx_export.graph.scope import Scope, op
+from onnx_export.graph.scope import Scope, op, unit_roundoff
 from onnx_export.laws import sources
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.norm import NearMiss, Norm
@@ -81,14 +81,14 @@ def _stored(scope: Scope, found: sources.Found, wanted: np.ndarray, neutral: np.
 
 def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
     """eps as stored, and its type; measured where the file stores a multiple of it; of near misses what is added."""
-    measured = found.fit.eps
+    measured, near = found.fit.eps, max(1e-4, 2 * unit_roundoff(scope.dtype(found.x)))
     sums = [node for node in found.nodes if op(node) in _SIGNS and found.fit.law.words]
     added = {node.input[1]: _SIGNS[op(node)] for node in sums} | {n.input[0]: 1.0 for n in sums if op(n) == "Add"}
     for name, value in _constants(scope, found):
         stored = float(value.flat[0])
         if value.size == 1 and name in added:
             return added[name] * stored, scope.dtype(name)
-        if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=1e-4):
+        if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=near):
             return float(np.copysign(stored, measured)), scope.dtype(name)
     return measured, scope.dtype(found.x) or TensorProto.FLOAT
 
