@@ -257,6 +257,7 @@ class Conv1d(Conv):
             "after": self.padding[1],
             "inputs": self.input_size,
             "results": self.output_size,
+            "groups": self.groups,
         }
 
     def window_positions(self) -> np.ndarray:

@@ -158,6 +158,7 @@ class ConvTranspose1d(Layer):
             "before": self.padding[0],
             "inputs": self.input_size,
             "results": self.output_size,
+            "groups": self.groups,
         }
 
     def entry(self) -> dict:

@@ -121,7 +121,7 @@ class PerPosition(Positions):
         if self.stateful:
             return super().options(size)
         once = dict.fromkeys(("taps", "dilation", "stride"), 1)
-        none = dict.fromkeys(("depthwise", "reflect", "before", "after"), 0)
+        none = dict.fromkeys(("depthwise", "reflect", "before", "after", "groups"), 0)
         sizes = {"channels": self.layer.input_size, "outputs": self.layer.output_size, "positions": self.positions}
         return once | none | sizes | {"inputs": self.input_size, "results": self.output_size}
 

@@ -106,6 +106,7 @@ typedef struct cnorm_conv {
     int depthwise, reflect;
     ptrdiff_t positions, stride, before, after;
     ptrdiff_t inputs, results; /* channels * positions; outputs times the number of places of the kernel */
+    ptrdiff_t groups;          /* inside a frame: 0, or as many groups, between which the weights are 0 and not read */
 } cnorm_conv;
 
 /* A function of each element, s = sigmoid; alpha and beta of cnorm_elementwise, or of a cell. Cells take all but PRELU,

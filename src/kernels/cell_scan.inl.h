@@ -65,18 +65,22 @@ INLINE void scan_states(const scan_lanes *is, int gates, int vectors, const f32v
 /* (4): the new h, and c; as in gru_row and lstm_row. halves: of float64, of a vector that has lanes with units */
 INLINE void scan_gru(const scan_lanes *is, int vectors, int halves, const f32v *zx, const f32v *zh, f32v *h)
 {
-    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID, f[] = {sigmoid, sigmoid, sigmoid, sigmoid};
-    const cnorm_activation tanh = CNORM_ACTIVATION_TANH, last[] = {tanh, tanh};
-    const int n = GRU_N * vectors;
-    f32v gate[2 * SCAN_VECTORS], candidate[SCAN_VECTORS];
-    EACH(i, n) gate[i] = zh[i] + zx[i] + load_f32(is->bias + i * VL_F32);
-    activate_halves(n, halves, f, gate);
+    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID, tanh = CNORM_ACTIVATION_TANH;
+    const cnorm_activation of_r[] = {sigmoid, sigmoid}, of_n[] = {tanh, vectors > 1 ? tanh : sigmoid, sigmoid, sigmoid};
+    f32v r[SCAN_VECTORS], n[2 * SCAN_VECTORS], *z = n + vectors; /* n waits for r, h for both */
     EACH(v, vectors) {
-        const f32v inner = zh[n + v] + load_f32(is->bias_n + v * VL_F32);
-        candidate[v] = zx[n + v] + load_f32(is->bias + (n + v) * VL_F32) + gate[GRU_R * vectors + v] * inner;
+        const int at_z = GRU_Z * vectors + v, at_r = GRU_R * vectors + v;
+        r[v] = zh[at_r] + zx[at_r] + load_f32(is->bias + at_r * VL_F32);
+        z[v] = zh[at_z] + zx[at_z] + load_f32(is->bias + at_z * VL_F32);
     }
-    activate_halves(vectors, halves, last, candidate);
-    EACH(v, vectors) h[v] = gru_mix(is->pair->cell[0], gate[v], candidate[v], h[v]);
+    activate_halves(vectors, halves, of_r, r);
+    EACH(v, vectors) {
+        const int at = GRU_N * vectors + v;
+        const f32v inner = zh[at] + load_f32(is->bias_n + v * VL_F32);
+        n[v] = zx[at] + load_f32(is->bias + at * VL_F32) + r[v] * inner;
+    }
+    activate_halves(2 * vectors, halves, of_n, n);
+    EACH(v, vectors) h[v] = gru_mix(is->pair->cell[0], z[v], n[v], h[v]);
 }
 INLINE void scan_lstm(const scan_lanes *is, int vectors, int halves, const f32v *zx, const f32v *zh, f32v *h)
 {
@@ -111,16 +115,20 @@ INLINE void scan_outputs(const scan_lanes *is, ptrdiff_t t)
 }
 
 /* Steps until all positions are done, or h has a number so small that its vector may be tiny; lstm, vectors and halves
- * are constants. */
+ * are constants. What needs no new h comes behind the product of h: there a processor has time for it. */
 INLINE ptrdiff_t scan_steps(const scan_lanes *is, int lstm, int vectors, int halves)
 {
-    const int gates = lstm ? LSTM_GATES : GRU_GATES;
-    f32v h[SCAN_VECTORS] = {{0}};
-    for (ptrdiff_t t = 0; t < is->pair->positions;) {
-        f32v zx[LSTM_GATES * SCAN_VECTORS], zh[LSTM_GATES * SCAN_VECTORS];
-        i32v small = {0}; /* in its signs */
-        scan_inputs(is, gates, vectors, t, zx);
+    const int gates = lstm ? LSTM_GATES : GRU_GATES, sums = gates * vectors;
+    const ptrdiff_t positions = is->pair->positions;
+    f32v h[SCAN_VECTORS] = {{0}}, zx[LSTM_GATES * SCAN_VECTORS], zh[LSTM_GATES * SCAN_VECTORS];
+    i32v small = {0}; /* in its signs */
+    ptrdiff_t t = 0;
+    scan_inputs(is, gates, vectors, 0, zx);
+    while (t < positions && !any_i32((i32v)(small < 0))) {
+        f32v next[LSTM_GATES * SCAN_VECTORS];
         scan_states(is, gates, vectors, h, zh);
+        if (t > 0) scan_outputs(is, t - 1);
+        scan_inputs(is, gates, vectors, t + 1 < positions ? t + 1 : t, next);
         if (lstm) scan_lstm(is, vectors, halves, zx, zh, h);
         else scan_gru(is, vectors, halves, zx, zh, h);
         EACH(v, vectors) {
@@ -128,10 +136,11 @@ INLINE ptrdiff_t scan_steps(const scan_lanes *is, int lstm, int vectors, int hal
             small |= (magnitude - LEAST_LARGE) & -magnitude;
             store_f32(is->state + v * VL_F32, h[v]);
         }
-        scan_outputs(is, t++);
-        if (any_i32((i32v)(small < 0))) return t;
+        EACH(i, sums) zx[i] = next[i];
+        ++t;
     }
-    return is->pair->positions;
+    scan_outputs(is, t - 1);
+    return t;
 }
 
 /* the weights, biases and states of the cells in lanes, in scratch that is 0 */
@@ -166,10 +175,11 @@ static ptrdiff_t scan_together(const cnorm_scan_pair *pair, ptrdiff_t room, floa
     float *bias_n = bias + gates * width, *state = bias_n + width;
     memset(scratch, 0, (size_t)(state + 2 * width - scratch) * sizeof *scratch);
     scan_lanes is = {pair, room, units, width, scratch, weights_h, bias, bias_n, state, {{0}}, {0}};
-    for (int i = 0; i < VL_F32; ++i) {
-        is.first[i] = room < VL_F32 ? (int32_t)(i - i % room) : 0;
-        for (int v = 0; v < SCAN_VECTORS; ++v) is.other[v][i] = v * VL_F32 + i >= room ? -1 : 0;
-    }
+    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    i32v lanes_of;
+    memcpy(&lanes_of, lane, sizeof lanes_of);
+    is.first = room < VL_F32 ? lanes_of & (int32_t)-room : (i32v){0};
+    EACH(v, SCAN_VECTORS) is.other[v] = (i32v)(lanes_of + v * VL_F32 >= (i32v){0} + (int32_t)room);
     scan_weights(&is, scratch, weights_h, bias, bias_n);
     const int lstm = a->kind == CNORM_CELL_LSTM;
     ptrdiff_t done;

@@ -3,39 +3,42 @@
 
 enum { FRAME_ROWS = 4, FRAME_VECTORS = 3 }; /* of a tile: rows of the matrix, vectors of positions */
 
-/* The vectors that are multiplied: element t channels + c of that of position p is at[offset[t] + c row + p]. A whole
- * vector may be read from the last position on. */
-typedef struct frame_view {
-    const float *at;
-    ptrdiff_t row, channels, taps;
-    const ptrdiff_t *offset; /* [taps] */
-} frame_view;
+/* the channels [from, to) that rows [r, r + FRAME_ROWS) of a grouped product read; a period of rows has all groups */
+INLINE void channels_of(const cnorm_frame_view *x, ptrdiff_t r, ptrdiff_t *from, ptrdiff_t *to)
+{
+    *from = 0, *to = x->channels;
+    if (x->groups <= 1) return;
+    const ptrdiff_t rows = x->period / x->groups, channels = x->channels / x->groups;
+    const ptrdiff_t first = r % x->period, last = first + FRAME_ROWS - 1;
+    if (last >= x->period) return;
+    *from = first / rows * channels, *to = (last / rows + 1) * channels;
+}
 
 /* sum [FRAME_ROWS, count] of the rows from r on and `count` vectors of positions from p on; count is a constant */
-INLINE void frame_sums(const frame_view *x, const cnorm_matrix *w, int count, ptrdiff_t r, ptrdiff_t p,
+INLINE void frame_sums(const cnorm_frame_view *x, const cnorm_matrix *w, int count, ptrdiff_t r, ptrdiff_t p,
                        f32v sum[FRAME_ROWS * FRAME_VECTORS])
 {
-    const float *weights = (const float *)w->panels + r / PANEL * PANEL * w->cols + r % PANEL;
-    f32v block[FRAME_ROWS * FRAME_VECTORS] = {{0}};
+    const float *panel = (const float *)w->panels + r / PANEL * PANEL * w->cols + r % PANEL;
     const int sums = FRAME_ROWS * count;
-    ptrdiff_t free = BLOCK; /* inputs that the block still takes */
+    f32v block[FRAME_ROWS * FRAME_VECTORS] = {{0}};
+    ptrdiff_t from, to, end = BLOCK; /* of the block */
+    channels_of(x, r, &from, &to);
     EACH(i, sums) sum[i] = splat_f32(0);
     for (ptrdiff_t t = 0; t < x->taps; ++t) {
-        const float *at = x->at + x->offset[t] + p;
-        for (ptrdiff_t left = x->channels; left > 0;) {
-            const ptrdiff_t n = left < free ? left : free;
-            left -= n, free -= n;
-            for (ptrdiff_t i = 0; i < n; ++i, at += x->row, weights += PANEL) {
+        const float *at = x->at + x->offset[t] + from * x->row + p;
+        for (ptrdiff_t k = t * x->channels + from, stop = t * x->channels + to; k < stop;) {
+            if (k >= end) {
+                EACH(j, sums) sum[j] += block[j], block[j] = splat_f32(0);
+                end = k / BLOCK * BLOCK + BLOCK;
+            }
+            for (const ptrdiff_t until = stop < end ? stop : end; k < until; ++k, at += x->row) {
+                const float *weights = panel + k * PANEL;
                 f32v v[FRAME_VECTORS];
                 EACH(j, count) v[j] = load_f32(at + j * VL_F32);
                 EACH(j, sums) block[j] = fma_f32(splat_f32(weights[j / count]), v[j % count], block[j]);
             }
-            if (free > 0) continue;
-            EACH(j, sums) sum[j] += block[j], block[j] = splat_f32(0);
-            free = BLOCK;
         }
     }
-    if (free == BLOCK) return;
     EACH(j, sums) sum[j] += block[j];
 }
 

@@ -82,6 +82,7 @@
 #include "frame_product.inl.h"
 #include "positions.inl.h"
 #include "cell_scan.inl.h"
+#include "frame_layers.inl.h"
 #include "scope_backward.inl.h"
 #include "cell_backward.inl.h"
 #include "depthwise.inl.h"

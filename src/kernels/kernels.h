@@ -135,6 +135,15 @@ static inline positions_arrays positions_arrays_of(const cnorm_cell *cell, ptrdi
     return s;
 }
 
+/* The windows of all places in a frame: element t channels + c of that of place p is at[offset[t] + c row + p]. A whole
+ * vector may be read from the last place on. With groups > 1 the weights between groups are 0: of each `period` rows of
+ * the matrix a groups-th part reads a groups-th part of the channels. */
+typedef struct cnorm_frame_view {
+    const float *at;
+    ptrdiff_t row, channels, taps, places, groups, period;
+    const ptrdiff_t *offset; /* [taps] */
+} cnorm_frame_view;
+
 /* A plain_cell of at most SCAN_UNITS units, or two with the same inputs and form in opposite directions, scanned over a
  * frame x [inputs, positions] that is not tiny. */
 enum { SCAN_UNITS = CNORM_GATE_PAD };
@@ -186,11 +195,14 @@ struct cnorm_outer;
 
 /* The table of one instruction set, declared from the list in kernels.inc. The functions of one type:
  *     add_*             into [n] += from [n]
- *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x; activation_f32 not for prelu
+ *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x; activation_f32 not for PReLU
  *     activation_backward_f32                 dx [n] = dy f'(x), softmax y (dy - dy y); dx may be x or dy
  *     products_backward                       dx [n, cols] = W^T d, or += with `onto`; d [n, packed rows], padding zero
  *     cell_backward, outer_products           see backward.h
  *     depthwise                               y [channels] of the frames x; y overlaps no input
+ *     frame_product     y [units, places] = W x + bias of float32 weights, of frames that are not tiny
+ *     frame_depthwise   y [channels, places] of a depthwise convolution; frame_product's and its y is in no input
+ *     prelu             y [n] = x, or slope x where x < 0; y may be x
  *     frame_is_tiny     whether x [channels, positions] has a position that `products` would scale
  *     positions_step    a plain_cell at each position, of x and h that are not tiny
  *     cell_scan         done[s]: how many positions of cell s it did; its state follows where these are not all

@@ -6,7 +6,7 @@
 typedef struct gate_rows {
     const cnorm_cell *cell;
     ptrdiff_t positions, gate, unit;
-    frame_view x, h;
+    cnorm_frame_view x, h;
     float *to, *inner; /* `inner` is NULL, or what r multiplies in the candidate of a GRU, which `to` then lacks */
 } gate_rows;
 
@@ -35,8 +35,10 @@ static void gate_products(gate_rows is, const positions_arrays *at)
 {
     static const ptrdiff_t none[1] = {0};
     const ptrdiff_t units = is.cell->weight_x.units, n = units * is.positions;
-    is.x = (frame_view){at->x, is.positions, is.cell->weight_x.cols, 1, none};
-    is.h = (frame_view){at->h, is.positions, units, 1, none};
+    const cnorm_frame_view view = {.row = is.positions, .taps = 1, .places = is.positions, .offset = none};
+    is.x = is.h = view;
+    is.x.at = at->x, is.x.channels = is.cell->weight_x.cols;
+    is.h.at = at->h, is.h.channels = units;
     for (is.gate = 0; is.gate < is.cell->weight_x.gates; ++is.gate) {
         is.to = at->gates + is.gate * n;
         is.inner = is.cell->kind == CNORM_CELL_GRU && is.gate == GRU_N ? at->inner : NULL;

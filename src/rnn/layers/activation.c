@@ -35,19 +35,13 @@ static const char *activation_check(const cnorm_layer *layer)
     return isfinite(is->beta) ? NULL : "beta";
 }
 
-/* y [n] = x, or slope x where x < 0 */
-static void prelu(const cnorm_elementwise *is, const float *x, float *y)
-{
-    for (ptrdiff_t j = 0; j < is->n; ++j) y[j] = x[j] < 0 ? is->slope[j] * x[j] : x[j];
-}
-
 static void activation_run(const layer_run *call)
 {
     const cnorm_elementwise *is = &call->layer->as.activation;
     for (ptrdiff_t s = 0; s < call->n; ++s) {
         const float *x = call->x.at + s * call->x.stride;
         float *y = call->y.at + s * call->y.stride;
-        if (is->f == CNORM_ACTIVATION_PRELU) prelu(is, x, y);
+        if (is->f == CNORM_ACTIVATION_PRELU) call->kernels->prelu(is->n, is->slope, x, y);
         else call->kernels->activation_f32(is, x, y);
     }
 }

@@ -15,19 +15,13 @@ static vector_shape conv_bias(const cnorm_layer *layer)
 }
 
 static const layer_option conv_options[] = {
-    LAYER_OPTION(conv, channels, OPTION_SIZE),
-    LAYER_OPTION(conv, outputs, OPTION_SIZE),
-    LAYER_OPTION(conv, taps, OPTION_SIZE),
-    LAYER_OPTION(conv, dilation, OPTION_SIZE),
-    LAYER_OPTION(conv, depthwise, OPTION_INT),
-    LAYER_OPTION(conv, reflect, OPTION_INT),
-    LAYER_OPTION(conv, positions, OPTION_SIZE),
-    LAYER_OPTION(conv, stride, OPTION_SIZE),
-    LAYER_OPTION(conv, before, OPTION_SIZE),
-    LAYER_OPTION(conv, after, OPTION_SIZE),
-    LAYER_OPTION(conv, inputs, OPTION_SIZE),
-    LAYER_OPTION(conv, results, OPTION_SIZE),
-    {0},
+    LAYER_OPTION(conv, channels, OPTION_SIZE),  LAYER_OPTION(conv, outputs, OPTION_SIZE),
+    LAYER_OPTION(conv, taps, OPTION_SIZE),      LAYER_OPTION(conv, dilation, OPTION_SIZE),
+    LAYER_OPTION(conv, depthwise, OPTION_INT),  LAYER_OPTION(conv, reflect, OPTION_INT),
+    LAYER_OPTION(conv, positions, OPTION_SIZE), LAYER_OPTION(conv, stride, OPTION_SIZE),
+    LAYER_OPTION(conv, before, OPTION_SIZE),    LAYER_OPTION(conv, after, OPTION_SIZE),
+    LAYER_OPTION(conv, inputs, OPTION_SIZE),    LAYER_OPTION(conv, results, OPTION_SIZE),
+    LAYER_OPTION(conv, groups, OPTION_SIZE),    {0},
 };
 static const layer_field conv_fields[] = {
     LAYER_FIELD(conv, weight, NULL),
@@ -42,7 +36,7 @@ static ptrdiff_t padded_positions(const cnorm_conv *conv) { return conv->before 
 static ptrdiff_t places(const cnorm_conv *conv)
 {
     const ptrdiff_t reach = (conv->taps - 1) * conv->dilation + 1, all = padded_positions(conv);
-    return all < reach ? 0 : (all - reach) / conv->stride + 1;
+    return all < reach ? 0 : strides_in(conv, all - reach) + 1;
 }
 
 static const char *conv_check(const cnorm_layer *layer)
@@ -58,6 +52,7 @@ static const char *conv_check(const cnorm_layer *layer)
     if (conv->before < 0 || conv->before > widest) return "before";
     if (conv->after < 0 || conv->after > widest || padded_positions(conv) > most / conv->channels) return "after";
     if (conv->inputs != conv->channels * conv->positions) return "inputs";
+    if (!usable_groups(conv)) return "groups";
     const ptrdiff_t count = places(conv);
     if (count < 1 || count > most / conv->outputs) return "taps";
     return conv->results == conv->outputs * count ? NULL : "results";
@@ -129,14 +124,90 @@ static conv_scratch conv_scratch_of(const cnorm_conv *conv, float *memory)
     return s;
 }
 
+/* The frame with the positions in lanes: with a stride of s the positions 0, s, 2 s and so on of a channel, then those
+ * from 1 on, and so on. With memory NULL only its size. */
+typedef struct lanes_scratch {
+    float *frame;           /* [channels, row], CNORM_GATE_PAD floats behind it */
+    ptrdiff_t *offset;      /* [taps] */
+    ptrdiff_t part, floats; /* of a row: positions of one remainder */
+} lanes_scratch;
+
+static lanes_scratch lanes_scratch_of(const cnorm_conv *conv, float *memory)
+{
+    const ptrdiff_t item = (ptrdiff_t)sizeof(float);
+    layout l = {(char *)memory, 0};
+    lanes_scratch s = {.part = strides_in(conv, padded_positions(conv) + conv->stride - 1)};
+    s.frame = layout_take(&l, (padded_units(conv->channels * conv->stride * s.part) + CNORM_GATE_PAD) * item);
+    s.offset = layout_take(&l, padded_units(conv->taps) * (ptrdiff_t)sizeof *s.offset);
+    s.floats = l.used / item;
+    return s;
+}
+
 static ptrdiff_t conv_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
     (void)rows;
-    return conv_check(layer) ? 0 : conv_scratch_of(&layer->as.conv, NULL).floats;
+    const cnorm_conv *conv = &layer->as.conv;
+    if (conv_check(layer)) return 0;
+    const ptrdiff_t floats = conv_scratch_of(conv, NULL).floats;
+    return positions_in_lanes(conv) ? larger(floats, lanes_scratch_of(conv, NULL).floats) : floats;
+}
+
+/* one channel of the frame: the padded positions in their order by remainders; 0 behind the last */
+static void channel_in_lanes(const cnorm_conv *conv, ptrdiff_t part, const float *x, float *row)
+{
+    const ptrdiff_t stride = conv->stride, all = padded_positions(conv);
+    for (ptrdiff_t first = 0; first < stride; ++first, row += part) {
+        const ptrdiff_t shift =
+            conv->before - first; /* padded position m stride + first is position m stride - shift */
+        ptrdiff_t from = shift <= 0 ? 0 : strides_in(conv, shift + stride - 1);
+        ptrdiff_t to = conv->positions + shift <= 0 ? 0 : strides_in(conv, conv->positions + shift + stride - 1);
+        if (to > part) to = part;
+        if (from > to) from = to;
+        if (stride == 1) memcpy(row + from, x + from - shift, (size_t)(to - from) * sizeof *row);
+        else if (stride == 2)
+            for (ptrdiff_t m = from; m < to; ++m) row[m] = x[2 * m - shift];
+        else
+            for (ptrdiff_t m = from; m < to; ++m) row[m] = x[m * stride - shift];
+        for (int end = 0; end < 2; ++end)
+            for (ptrdiff_t m = end ? to : 0; m < (end ? part : from); ++m) {
+                const ptrdiff_t at = m * stride + first < all ? read_at(conv, m * stride - shift) : -1;
+                row[m] = at < 0 ? 0 : x[at];
+            }
+    }
+}
+
+/* a frame by the kernels with the positions in lanes; false if they do not take it */
+static int conv_in_lanes(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *x, float *y, float *memory)
+{
+    int tiny = 0;
+    if (!positions_in_lanes(conv)) return 0;
+    if (!conv->depthwise) kernels->frame_is_tiny(conv->channels, conv->positions, x, &tiny);
+    if (tiny) return 0;
+    const lanes_scratch scratch = lanes_scratch_of(conv, memory);
+    const ptrdiff_t row = conv->stride * scratch.part;
+    for (ptrdiff_t c = 0; c < conv->channels; ++c)
+        channel_in_lanes(conv, scratch.part, x + c * conv->positions, scratch.frame + c * row);
+    memset(scratch.frame + conv->channels * row, 0, CNORM_GATE_PAD * sizeof *y);
+    for (ptrdiff_t t = 0; t < conv->taps; ++t) {
+        const ptrdiff_t at = t * conv->dilation, turns = strides_in(conv, at);
+        scratch.offset[t] = (at - turns * conv->stride) * scratch.part + turns;
+    }
+    const cnorm_frame_view view = {.at = scratch.frame,
+                                   .row = row,
+                                   .channels = conv->channels,
+                                   .taps = conv->taps,
+                                   .places = places(conv),
+                                   .groups = conv->groups,
+                                   .period = conv->outputs,
+                                   .offset = scratch.offset};
+    if (conv->depthwise) kernels->frame_depthwise(&view, conv, y);
+    else kernels->frame_product(&view, &(cnorm_linear){conv->weight, conv->bias}, y);
+    return 1;
 }
 
 static void conv_frame(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *x, float *y, float *memory)
 {
+    if (conv_in_lanes(kernels, conv, x, y, memory)) return;
     const conv_scratch scratch = conv_scratch_of(conv, memory);
     const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
     const ptrdiff_t stride = conv->stride * conv->channels;

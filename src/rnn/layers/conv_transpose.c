@@ -19,17 +19,12 @@ static vector_shape transpose_bias(const cnorm_layer *layer)
 }
 
 static const layer_option transpose_options[] = {
-    LAYER_OPTION(conv_transpose, channels, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, outputs, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, taps, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, dilation, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, depthwise, OPTION_INT),
-    LAYER_OPTION(conv_transpose, positions, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, stride, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, before, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, inputs, OPTION_SIZE),
-    LAYER_OPTION(conv_transpose, results, OPTION_SIZE),
-    {0},
+    LAYER_OPTION(conv_transpose, channels, OPTION_SIZE), LAYER_OPTION(conv_transpose, outputs, OPTION_SIZE),
+    LAYER_OPTION(conv_transpose, taps, OPTION_SIZE),     LAYER_OPTION(conv_transpose, dilation, OPTION_SIZE),
+    LAYER_OPTION(conv_transpose, depthwise, OPTION_INT), LAYER_OPTION(conv_transpose, positions, OPTION_SIZE),
+    LAYER_OPTION(conv_transpose, stride, OPTION_SIZE),   LAYER_OPTION(conv_transpose, before, OPTION_SIZE),
+    LAYER_OPTION(conv_transpose, inputs, OPTION_SIZE),   LAYER_OPTION(conv_transpose, results, OPTION_SIZE),
+    LAYER_OPTION(conv_transpose, groups, OPTION_SIZE),   {0},
 };
 static const layer_field transpose_fields[] = {
     LAYER_FIELD(conv_transpose, weight, NULL),
@@ -55,6 +50,7 @@ static const char *transpose_check(const cnorm_layer *layer)
     if (conv->before < 0 || conv->before > most) return "before";
     if (conv->inputs != conv->channels * conv->positions) return "inputs";
     if (conv->results < 1 || conv->results > most || conv->results % conv->outputs) return "results";
+    if (!usable_groups(conv)) return "groups";
     if (conv->depthwise) return conv->outputs == conv->channels && conv->kernel ? NULL : "kernel";
     const cnorm_matrix *w = &conv->weight;
     return cnorm_usable_matrix(w, 1, window_floats(conv), conv->channels) && w->group == 0 ? NULL : "weight";
@@ -92,10 +88,98 @@ static transpose_scratch transpose_scratch_of(const cnorm_conv *conv, float *mem
     return s;
 }
 
+/* That of a run with the positions in lanes. With memory NULL only its size. */
+typedef struct lanes_scratch {
+    float *x, *windows; /* [channels, positions], CNORM_GATE_PAD floats behind it; [taps, outputs, positions] */
+    float *sums;        /* of one output: its places in their order by remainders of the stride [stride, part] */
+    ptrdiff_t part, floats;
+} lanes_scratch;
+
+static lanes_scratch lanes_scratch_of(const cnorm_conv *conv, float *memory)
+{
+    const ptrdiff_t item = (ptrdiff_t)sizeof(float);
+    layout l = {(char *)memory, 0};
+    lanes_scratch s = {.part = strides_in(conv, places(conv) + conv->stride - 1)};
+    s.x = layout_take(&l, (padded_units(conv->inputs) + CNORM_GATE_PAD) * item);
+    s.windows = layout_take(&l, conv->depthwise ? 0 : padded_units(window_floats(conv) * conv->positions) * item);
+    s.sums = layout_take(&l, padded_units(conv->stride * s.part) * item);
+    s.floats = l.used / item;
+    return s;
+}
+
+static int in_lanes(const cnorm_conv *conv)
+{
+    return positions_in_lanes(conv) && window_floats(conv) <= ((ptrdiff_t)1 << 24) / conv->positions;
+}
+
 static ptrdiff_t transpose_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
     (void)rows;
-    return transpose_check(layer) ? 0 : transpose_scratch_of(&layer->as.conv_transpose, NULL).floats;
+    const cnorm_conv *conv = &layer->as.conv_transpose;
+    if (transpose_check(layer)) return 0;
+    const ptrdiff_t floats = transpose_scratch_of(conv, NULL).floats;
+    return in_lanes(conv) ? larger(floats, lanes_scratch_of(conv, NULL).floats) : floats;
+}
+
+/* sums += the window's tap t at each position, [positions], or with a kernel the input times it */
+static void add_tap(const cnorm_conv *conv, ptrdiff_t t, const float *tap, const float *kernel, lanes_scratch scratch)
+{
+    const ptrdiff_t stride = conv->stride, turn = (ptrdiff_t)1 << 30; /* makes the number of a place positive */
+    const ptrdiff_t place = t * conv->dilation - conv->before + turn * stride;
+    const ptrdiff_t shift = strides_in(conv, place), remainder = place - shift * stride, first = shift - turn;
+    const ptrdiff_t count = strides_in(conv, places(conv) + stride - 1 - remainder);
+    const ptrdiff_t from = first < 0 ? -first : 0,
+                    to = count - first < conv->positions ? count - first : conv->positions;
+    float *sums = scratch.sums + remainder * scratch.part + first;
+    if (kernel)
+        for (ptrdiff_t p = from; p < to; ++p) sums[p] += tap[p] * *kernel;
+    else
+        for (ptrdiff_t p = from; p < to; ++p) sums[p] += tap[p];
+}
+
+/* y [places] of output o from its sums */
+static void place_sums(const cnorm_conv *conv, ptrdiff_t o, lanes_scratch scratch, float *y)
+{
+    const ptrdiff_t stride = conv->stride, count = places(conv);
+    const float bias = conv->bias ? conv->bias[o] : 0;
+    for (ptrdiff_t first = 0; first < stride; ++first) {
+        const float *sums = scratch.sums + first * scratch.part;
+        for (ptrdiff_t m = 0, q = first; q < count; ++m, q += stride) y[q] = conv->bias ? sums[m] + bias : sums[m];
+    }
+}
+
+/* a frame with the positions in lanes; false if it is not taken. A place's sum has the order of the positions, which is
+ * that of the taps from the last on. */
+static int frame_in_lanes(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *x, float *y, float *memory)
+{
+    static const ptrdiff_t none[1] = {0};
+    const ptrdiff_t positions = conv->positions;
+    int tiny = 0;
+    if (!in_lanes(conv)) return 0;
+    if (!conv->depthwise) kernels->frame_is_tiny(conv->channels, positions, x, &tiny);
+    if (tiny) return 0;
+    const lanes_scratch scratch = lanes_scratch_of(conv, memory);
+    memcpy(scratch.x, x, (size_t)conv->inputs * sizeof *x);
+    memset(scratch.x + conv->inputs, 0, CNORM_GATE_PAD * sizeof *x);
+    const cnorm_frame_view view = {.at = scratch.x,
+                                   .row = positions,
+                                   .channels = conv->channels,
+                                   .taps = 1,
+                                   .places = positions,
+                                   .groups = conv->groups,
+                                   .period = conv->outputs,
+                                   .offset = none};
+    if (!conv->depthwise) kernels->frame_product(&view, &(cnorm_linear){conv->weight, NULL}, scratch.windows);
+    for (ptrdiff_t o = 0; o < conv->outputs; ++o) {
+        memset(scratch.sums, 0, (size_t)(conv->stride * scratch.part) * sizeof *y);
+        for (ptrdiff_t t = conv->taps - 1; t >= 0; --t)
+            if (conv->depthwise)
+                add_tap(conv, t, scratch.x + o * positions, conv->kernel + t * padded_units(conv->channels) + o,
+                        scratch);
+            else add_tap(conv, t, scratch.windows + (t * conv->outputs + o) * positions, NULL, scratch);
+        place_sums(conv, o, scratch, y + o * places(conv));
+    }
+    return 1;
 }
 
 /* the windows of n <= CNORM_ROWS positions x [n, channels] */
@@ -129,6 +213,7 @@ static void add_window(const cnorm_conv *conv, ptrdiff_t p, const float *window,
 static void transpose_frame(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *x, float *y,
                             float *memory)
 {
+    if (frame_in_lanes(kernels, conv, x, y, memory)) return;
     const transpose_scratch scratch = transpose_scratch_of(conv, memory);
     const ptrdiff_t positions = conv->positions, channels = conv->channels, count = places(conv);
     const float_rows windows = {scratch.windows, padded_units(window_floats(conv))};

@@ -42,16 +42,20 @@ static ptrdiff_t delay_scratch(const cnorm_layer *layer, ptrdiff_t rows)
     return padded_units(layer->as.delay.outputs);
 }
 
-/* A window is collected in scratch, because y may be x. */
+/* A window is collected in scratch if y overlaps x. */
 static void delay_run(const layer_run *call)
 {
     const history of = history_of(call->layer);
+    const ptrdiff_t outputs = call->layer->as.delay.outputs;
     for (ptrdiff_t s = 0; s < call->n; ++s) {
         float *state = kept_frames(of) > 0 ? call->states[call->steps ? 0 : s] + call->offset : NULL;
         const const_rows x = {call->x.at + s * call->x.stride, 0};
-        cnorm_history_windows(of, state, 1, x, (float_rows){call->scratch, 0});
+        float *y = call->y.at + s * call->y.stride;
+        const int apart = (uintptr_t)(y + outputs) <= (uintptr_t)x.at || (uintptr_t)(x.at + of.floats) <= (uintptr_t)y;
+        float *to = apart ? y : call->scratch;
+        cnorm_history_windows(of, state, 1, x, (float_rows){to, 0});
         cnorm_history_append(of, state, 1, x);
-        memcpy(call->y.at + s * call->y.stride, call->scratch, (size_t)call->layer->as.delay.outputs * sizeof *state);
+        if (!apart) memcpy(y, to, (size_t)outputs * sizeof *state);
     }
 }
 

@@ -68,13 +68,19 @@ static ptrdiff_t permute_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 static void permuted(const order *y, ptrdiff_t n, int back, const float *from, float *to)
 {
     const ptrdiff_t run = y->lengths[CNORM_AXES - 1], stride = y->strides[CNORM_AXES - 1];
+    ptrdiff_t start = 0, index[CNORM_AXES] = {0}; /* element(y, at) without divisions */
     for (ptrdiff_t at = 0; at < n; at += run) {
-        const ptrdiff_t start = element(y, at);
         if (back)
             for (ptrdiff_t i = 0; i < run; ++i) to[start + i * stride] = from[at + i];
         else if (stride == 1) memcpy(to + at, from + start, (size_t)run * sizeof *to);
         else
             for (ptrdiff_t i = 0; i < run; ++i) to[at + i] = from[start + i * stride];
+        for (int i = CNORM_AXES - 2; i >= 0; --i) {
+            start += y->strides[i];
+            if (++index[i] < y->lengths[i]) break;
+            start -= y->lengths[i] * y->strides[i];
+            index[i] = 0;
+        }
     }
 }
 
