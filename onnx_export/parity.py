@@ -219,11 +219,14 @@ class _Check:
         starts = [(x, _rounded(call.states, self.given.dtype)) for x, call in zip(xs, calls, strict=True)]
         found = [self._results(x, states) for x, states in starts]
         for _ in range(SAMPLES):
-            varied = Float64Engine(weights_varied(self.onnx_model, self.measure.noise, self.rng), self.given)
+            varied = Float64Engine(self._varied(), self.given)
             for (x, states), (results, sensitivity) in zip(starts, found, strict=True):
                 _enlarge(sensitivity, varied.call(x, states), results["float64"])
         for call, (results, sensitivity) in zip(calls, found, strict=True):
             self.measure.judge(results, sensitivity, call.name, 0)
+
+    def _varied(self) -> onnx.ModelProto:
+        return weights_varied(self.onnx_model, self.measure.noise, self.measure.unit, self.rng)
 
     def _outside(self) -> None:
         """Where negative elements give no numbers in the model, they must give none in the file."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from cnorm.arguments import whole_number
 from cnorm.layers.embedding import in_tokens
@@ -15,6 +15,7 @@ from onnx_export.builders import states_of
 from onnx_export.float64 import widen
 from onnx_export.nodes import model_graphs, model_nodes
 from onnx_export.parity_engines import Interface
+from onnx_export.quantizer import DOMAIN
 
 __all__ = ["Domain", "HardCall", "hard_calls", "recordings", "weights_varied", "whole_calls"]
 
@@ -123,9 +124,20 @@ def _cell_clips(layers) -> dict[str, float]:
     return clips
 
 
-def weights_varied(model: onnx.ModelProto, noise: float, rng: np.random.Generator) -> onnx.ModelProto:
-    """A widened copy whose stored arrays are changed relatively by `noise`; single numbers, such as eps, are kept."""
+def weights_varied(model: onnx.ModelProto, noise: float, unit: float, rng: np.random.Generator) -> onnx.ModelProto:
+    """A widened copy whose stored arrays are changed relatively by `noise`; single numbers, such as eps, are kept.
+
+    So are, by `unit`, the results of Log: these may be nearly equal numbers far from 0 whose rounding a norm enlarges.
+    """
     wide = widen(model)
+    for graph in model_graphs(wide):
+        for node in [node for node in graph.node if node.op_type == "Log" and not node.domain]:
+            name, node.output[0] = node.output[0], f"{node.output[0]}/exact"
+            seed = int(rng.integers(1 << 30))
+            varied = helper.make_node("Varied", node.output, [name], domain=DOMAIN, noise=unit, seed=seed)
+            graph.node.insert(list(graph.node).index(node) + 1, varied)
+    if all(entry.domain != DOMAIN for entry in wide.opset_import):
+        wide.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     tensors = [tensor for graph in model_graphs(wide) for tensor in graph.initializer]
     constants = (node for node in model_nodes(wide) if node.op_type == "Constant")
     tensors += [a.t for node in constants for a in node.attribute if a.name == "value"]

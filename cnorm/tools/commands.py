@@ -10,7 +10,7 @@ import click
 
 import cnorm
 from cnorm.storage.files import replaces, write_whole
-from cnorm.tools.cli import fail, needs
+from cnorm.tools import fail, needs
 from cnorm.tools.info import of_checkout
 
 __all__ = ["commands", "named_values"]

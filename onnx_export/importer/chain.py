@@ -17,6 +17,7 @@ from onnx_export.importer.convolutions import Lags, in_frame, over_time, unfoldi
 from onnx_export.importer.delays import Delays
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
+from onnx_export.importer.linear_cells import linear_recurrence
 from onnx_export.importer.norms import rms_norm
 from onnx_export.importer.operators_of_cells import Scan
 from onnx_export.importer.positions import Orders, linear, scans_of
@@ -305,12 +306,12 @@ class Chain:
             squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
             if not squares or squares.op not in ("multiply", "square") or squares.size != len(d):
                 continue
-            if all(_same_elements(operand.ravel(), d) for operand in squares.operands):
-                y = rms_norm(self.trace, block.node, Elements(d[None]), eps).numbers[0]
-                return self._picked(y, self.trace.owners(y)[0].numbers)
             x = self._centred(d)
             if x is not None and all(_same_elements(self._centred(one.ravel()), x) for one in squares.operands):
                 return self._norm(block.node, x[None], eps)
+            if all(_same_elements(operand.ravel(), d) for operand in squares.operands):
+                y = rms_norm(self.trace, block.node, Elements(d[None]), eps).numbers[0]
+                return self._picked(y, self.trace.owners(y)[0].numbers)
         return None
 
     def _quotients(self, block: Block) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -375,6 +376,8 @@ class Chain:
         if len(owners) == 1 and (found := written_cell(self.trace, numbers, self.old)):
             layer, cell = of_written(found), Cell(found.new, found.old)
             return (lambda to: to.cell(layer, cell)), [found.x]
+        if len(owners) == 1 and (made := linear_recurrence(self.trace, numbers, self.old)):
+            return (lambda to: to.cell(*made[:2])), [made[2]]
         return None
 
     def _node_cell(self, nodes: list[Block]) -> tuple[Link, list[np.ndarray]]:

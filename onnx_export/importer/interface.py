@@ -364,8 +364,22 @@ def _likeness(found: Plan) -> float:
 
 
 def _check_names(found: Plan, states) -> None:
-    """Refuse a cache of one frame where the output that gives it back has the frame's name rather than its own."""
+    """Refuse what the names say otherwise where structure alone decides too little.
+
+    That is a cache of one frame whose output has the frame's name rather than its own, and a sum of frames, as h = a h
+    + x is no other if h and x change places.
+    """
+    sums = {int(n) for cell in found.chain.cells if cell.is_sum for n in cell.new["h"]}
     for name, result in found.states.items():
+        for frame in (
+            found.frames if name not in states and sums.intersection(_flat(found.trace.values[result])) else ()
+        ):
+            same = _numbers(found, frame).size == _numbers(found, name).size
+            if same and alike(frame, result) >= alike(name, result):
+                raise NotImported(
+                    f"the output {quoted(result)} is a sum, of which {quoted(name)} or {quoted(frame)} may be the "
+                    f"state: say which by states={{{name!r}: {result!r}}}"
+                )
         for frame in found.frames:
             same = np.array_equal(_numbers(found, frame), _numbers(found, result))
             if same and name not in states and alike(frame, result) > alike(name, result):
@@ -411,7 +425,7 @@ def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, 
     if chain.faults:
         return
     new = {int(n) for cell in chain.cells for numbers in cell.new.values() for n in numbers}
-    used = Counter(int(n) for cell in chain.cells for numbers in cell.old.values() for n in numbers)
+    used = Counter(n for cell in chain.cells for n in {int(n) for numbers in cell.old.values() for n in numbers})
     for name, result in pairs.items():
         if any(used[n] > 1 for n in _flat(trace.values[name])):
             chain.faults.append(f"input {quoted(name)}: it is the state of two layers")

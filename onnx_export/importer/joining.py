@@ -35,6 +35,11 @@ class Cell:
     new: dict[str, np.ndarray]
     old: dict[str, np.ndarray]
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a linear recurrence, whose h and c are the same elements."""
+        return "c" in self.new and np.array_equal(self.new["h"], self.new["c"])
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -88,7 +93,7 @@ class Joined:
                 self._flush()
             if place in tapped:
                 self._named[place] = self._name(next((name for name, end in ends.items() if end == place), ""))
-        if self._named[FRAME] == INPUT and FRAME in ends.values():  # an output that is the frame as it is
+        if steps and self._named[FRAME] == INPUT and FRAME in ends.values():  # an output that is the frame as it is
             self._slice(INPUT, 0, size)
             self._named[FRAME] = self._name(next(name for name, end in ends.items() if end == FRAME))
         self.names = {} if single else {output: self._named[end] for output, end in ends.items()}
@@ -212,6 +217,8 @@ class Joined:
         kind, weights, preset = made
         if self._weight is not None or self._eps is not None:
             self._flush()
+        if self._index is not None and "W" not in weights and self._offset.any():
+            self._flush()  # a cell that is written out has no bias of x alone, which its norms may cover
         if self._index is not None:
             name = "W" if "W" in weights else "weight_x"
             whole = weights[name].astype(np.float64)

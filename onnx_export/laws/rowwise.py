@@ -117,8 +117,11 @@ class Rows:
         words = f"the exponent is {power:.4g}, not 2"
         if abs(degree / power - 0.5) > self.allowed * 64:
             words = f"it is divided by the mean of powers {power:.4g}, to the power {degree / power:.3g}"
+        error = power % 2 not in (0, 1)
+        if abs(power - 2) < 1e-3 and not self.plain:
+            words, error = f"it is multiplied by the variance to the power {-degree / 2:.3g}, not -0.5", True
         formula = "rms" if self.plain else "layer"
-        return Law(formula, numerator, _mean_power(numerator, power, degree), words, error=power % 2 not in (0, 1))
+        return Law(formula, numerator, _mean_power(numerator, power, degree), words, error)
 
     def _alike(self, values: np.ndarray) -> bool:
         return bool(np.ptp(values) <= self.allowed * np.max(np.abs(values)))

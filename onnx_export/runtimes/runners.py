@@ -201,6 +201,34 @@ def tinygrad():
     return load
 
 
+@runtime("iree-base-compiler[onnx]==3.13.0", "iree-base-runtime==3.13.0", "onnx==1.23.2", "numpy==2.4.6")
+def iree():
+    import iree.compiler as compiler
+    import iree.runtime as engine
+    from iree.compiler.tools.import_onnx import __main__ as importer
+
+    def load(path, outputs):
+        importer.main(importer.parse_arguments([path, "-o", "m.mlir"]))
+        code = compiler.compile_file(
+            "m.mlir",
+            input_type="onnx",
+            target_backends=["llvm-cpu"],
+            extra_args=["--iree-llvmcpu-target-cpu=host", "--mlir-disable-threading"],
+        )
+        context = engine.SystemContext(config=engine.Config("local-sync"))
+        module = engine.VmModule.copy_buffer(context.instance, code)
+        context.add_vm_module(module)
+        (entry,) = (name for name in module.function_names if name != "__init" and not name.endswith("$async"))
+
+        def call(feeds):
+            results = context.modules[module.name][entry](*feeds.values())
+            return [each.to_host() for each in (results if isinstance(results, list | tuple) else [results])]
+
+        return call
+
+    return load
+
+
 WEB = """
 const ort = require('onnxruntime-web');
 ort.env.wasm.numThreads = 1; ort.env.logLevel = 'fatal';

@@ -34,10 +34,18 @@ def traits_of(node: onnx.NodeProto, scope) -> Traits:
     version = min(scope.opsets.get("", onnx.defs.onnx_opset_version()), onnx.defs.onnx_opset_version())
     schema = onnx.defs.get_schema(node.op_type, version, "")
     found = {*_attributes(node, schema, scope), *_values(node, schema), *_sizes(node, scope), *_weights(node, scope)}
+    if node.op_type == "Loop" and _reshaped(node, scope):
+        found.add("outputs reshaped")
     kind = scope.dtype(node.input[0])
     if kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE):
         found.add(TensorProto.DataType.Name(kind).lower())
     return frozenset(found)
+
+
+def _reshaped(node, scope) -> bool:
+    """Whether the outputs of a Loop are only read through Reshape, which makes up for a wrong shape."""
+    readers = [scope.consumers(name) for name in node.output if name]
+    return all(each and {reader.op_type for reader in each} == {"Reshape"} for each in readers)
 
 
 def _attributes(node, schema, scope) -> Iterator[str]:

@@ -8,7 +8,6 @@ elements so far over n. Projections, differences of neighbours, local means and 
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from onnx_export.validation.evaluated import between, made_up, runner
 from onnx_export.validation.norm import NearMiss
@@ -38,7 +37,7 @@ def other_mean(values: Values, x: str, other: str, sign: int) -> Mean | None:
 
         plain = lost(given)
         if not np.allclose(lost(2 * given), 2 * plain, rtol=_SAME, atol=_SAME) or not np.any(plain):
-            return _of_rows(plain, x, nodes)
+            return None
         chosen = _chosen(given)
         changes = np.stack([lost(_moved(given, place)) - plain for place in chosen]) / _STEP
     except Exception:  # from onnx's evaluator: an operator or a size that it does not take
@@ -50,7 +49,7 @@ def other_mean(values: Values, x: str, other: str, sign: int) -> Mean | None:
     axes = tuple(a for a, size in enumerate(given.shape) if size > 1 and np.ptp(plain, axis=a).max() <= _SAME)
     several = _averages(changes)
     if several is None:
-        return _of_rows(plain, x, nodes)
+        return None
     if not axes:
         axes = _cumulated(changes, chosen) if several else ()
         reason = "sums of the elements so far, over one and the same count, are subtracted from x, not its mean"
@@ -59,14 +58,6 @@ def other_mean(values: Values, x: str, other: str, sign: int) -> Mean | None:
         what = f"a mean of {mean_of}" if several else "one of its elements"
         reason = f"{what} is subtracted from x, not its mean"
     return Mean(x, axes, True, tuple(nodes), reshaped=True, unlike=NearMiss(reason, error=several)) if axes else None
-
-
-def _of_rows(plain: np.ndarray, x: str, nodes: list[onnx.NodeProto]) -> Mean | None:
-    """What is one number along each row and differs between rows: another statistic than the mean."""
-    axes = tuple(a for a, size in enumerate(plain.shape) if size > 1 and np.ptp(plain, axis=a).max() <= _SAME)
-    near = NearMiss("what is subtracted from x is not its mean")
-    varies = axes and np.ptp(plain) > _SAME
-    return Mean(x, axes, True, tuple(nodes), reshaped=True, unlike=near) if varies else None
 
 
 def _chosen(given: np.ndarray) -> np.ndarray:

@@ -52,3 +52,17 @@ def test_a_file_with_numbers_where_the_model_has_none_is_not_equal(rng):
     report = onnx_export.check_parity(model, other)
     assert not report.ok
     assert report.first.recording == "negative elements"
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-4])
+def test_the_rounding_of_a_log_is_enlarged_by_the_norm_behind_it(eps, rng):
+    """Frames near 0 give nearly equal logs far from 0; another eps of the norm shows as ever."""
+
+    def model(of_norm):
+        norm = cnorm.LayerNorm(np.ones(8, np.float32), eps=of_norm)
+        return cnorm.Model([cnorm.Activation("abs"), cnorm.Activation("log", eps=eps), norm, linear])
+
+    linear = cnorm.Linear(rng.standard_normal((6, 8)).astype(np.float32))
+    exported = onnx_export.export(model(1e-5))
+    assert onnx_export.check_parity(model(1e-5), exported, steps=4).ok
+    assert not onnx_export.check_parity(model(2e-5), exported, steps=4).ok

@@ -183,3 +183,9 @@ def test_what_only_16_bits_round_is_refused(offset, tmp_path, rng):
     path = saved(tmp_path / "m.onnx", nodes, {"x": ["T", SIZE]}, {"y": ["T", UNITS]}, tensors)
     with pytest.raises(NotImported, match=r"beyond the bound|do not compute"):
         imported(halved(path))
+
+
+def test_a_norm_with_a_mean_stays_one(tmp_path, rng):
+    nodes = [node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d"), *rms("d", "y", "Reciprocal")]
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, SIZE]}, CONSTANTS))
+    assert kinds(found) == ["LayerNorm"]

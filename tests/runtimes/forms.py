@@ -455,6 +455,10 @@ def control() -> list[Form]:
             made = node("Scan", ["H", "X"], ["last", "Y"], body=scan, num_scan_inputs=1, **attributes)
             found.append(_control(made, feeds, {}, expected, opened))
     found.append(_control(node("Loop", ["n", "true", "H"], ["last", "Y"], body=loop), feeds, steps, forward))
+    steps |= {"last shape": np.array(h.shape), "Y shape": np.array(x.shape)}
+    shaped = [node("Reshape", [f"{name} before", f"{name} shape"], [name]) for name in ("last", "Y")]
+    made = node("Loop", ["n", "true", "H"], ["last before", "Y before"], body=loop)
+    found.append(_control(made, feeds, steps, forward, behind=shaped))
     yes = {"X": x, "yes": np.array(True)}
     return [*found, _control(node("If", ["yes"], ["Y"], **branches), yes, {}, [x * 0.5])]
 
@@ -468,7 +472,8 @@ def _leaky(frames, state):
     return found
 
 
-def _control(node, feeds, stored, expected, opened=()) -> Form:
-    model = model_of([node], feeds, dict(zip(node.output, expected, strict=True)), stored, USUAL_OPSET, opened)
+def _control(node, feeds, stored, expected, opened=(), behind=()) -> Form:
+    names = [name for each in (node, *behind) for name in each.output if name in ("last", "Y")]
+    model = model_of([node, *behind], feeds, dict(zip(names, expected, strict=True)), stored, USUAL_OPSET, opened)
     traits = traits_of(model.graph.node[0], next(iter(scopes(model))))
     return Form(node.op_type, traits, model, feeds, expected, recurrent_bound(expected, "float32"))

@@ -18,9 +18,10 @@ import numpy as np
 from exports import exports
 from forms import Form, forms
 from page import PAGE, page
+from traps import traps
 
 from onnx_export import runtimes
-from onnx_export.runtimes import runners
+from onnx_export.runtimes import RIGHT, runners
 from onnx_export.runtimes.runners import PINS, RUNTIMES, version
 from onnx_export.runtimes.ways import WAYS
 
@@ -58,9 +59,9 @@ def environment(name: str) -> Path:
     return python
 
 
-def write_forms(found: list[Form]) -> Path:
+def write_forms(found: list[Form], name: str = "forms") -> Path:
     """The files, inputs and names of outputs, numbered in the order of the forms."""
-    folder = BUILD / "forms"
+    folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
@@ -124,8 +125,15 @@ def measure(name: str, found: list[Form], folder: Path) -> dict[str, dict[str, s
                 what = outcome(form, [results[key] for key in results.files], others)
         seen.setdefault(form.operator, {})[form.name] = what
         log.append(f"{form.operator} | {form.name} | {what} | {said}")
-    (BUILD / f"{name}.log").write_text("\n".join(log))
+    (folder / f"{name}.log").write_text("\n".join(log))
     return seen
+
+
+def sprung(name: str) -> list[str]:
+    """The traps of a runtime that it computes right by now."""
+    found = list(traps(name))
+    seen = measure(name, found, write_forms(found, "traps")) if found else {}
+    return [f"{name}: {form}" for form, what in seen.get(name, {}).items() if what == RIGHT]
 
 
 def write(name: str, seen: dict[str, dict[str, str]]) -> None:
@@ -154,8 +162,9 @@ def _presets(outcomes: dict[str, str], way: str) -> Iterator[str]:
 def main(names: list[str]) -> None:
     """Measure, and write what may be written."""
     found = [*forms(), *exports()]
-    folder, bad = write_forms(found), []
+    folder, bad, right = write_forms(found), [], []
     for name in names or RUNTIMES:
+        right += sprung(name)
         seen = measure(name, found, folder)
         ended = any(what.startswith(("killed", "took")) for outcomes in seen.values() for what in outcomes.values())
         if ended:
@@ -166,6 +175,8 @@ def main(names: list[str]) -> None:
     PAGE.write_text(page(SENTENCES))
     if bad:
         sys.exit(f"not written: {', '.join(bad)}, which a form ended")
+    if right:
+        sys.exit(f"right by now, so no traps of traps.py: {', '.join(right)}")
 
 
 if __name__ == "__main__":

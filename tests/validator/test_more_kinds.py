@@ -36,14 +36,6 @@ def less(other):
     return lambda w, x: w.op("Div", w.op("Sub", x, other(w, x)), deviation(w, x))
 
 
-def less_about_itself(other):
-    def write(w, x):
-        d = w.op("Sub", x, other(w, x))
-        return w.op("Div", d, root(w, w.variance(d)))
-
-    return write
-
-
 def median(w, x):
     largest = w.op("TopK", x, np.int64([D]), outputs=2, axis=-1)[0]
     return w.op("Gather", largest, np.int64([D // 2]), axis=-1)
@@ -80,8 +72,6 @@ NAMED = {
     "less the median": (less(median), OTHER, 0),
     "less the root mean square": (less(lambda w, x: w.op("Sqrt", w.mean(w.op("Mul", x, x)))), OTHER, 0),
     "less a stored number": (less(lambda w, x: 0.7), OTHER, 0),
-    "less the median, about it": (less_about_itself(median), OTHER, 0),
-    "less log sum exp, about it": (less_about_itself(lambda w, x: w.over("ReduceLogSumExp", x)), OTHER, 0),
 }
 
 

@@ -7,11 +7,14 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from exports import names
+from exports import names, small_model
 from forms import forms
 from measure import SENTENCES
 from page import PAGE, page
+from traps import traps
 
+import cnorm
+import onnx_export
 from onnx_export import runtimes
 from onnx_export.runtimes.runners import PINS, RUNTIMES, left_out, version
 from onnx_export.validation import command
@@ -110,12 +113,27 @@ def test_the_validator_reads_every_line(name, made):
 @pytest.mark.parametrize("trap", TRAPS, ids="-".join)
 def test_traps_are_said(trap, saved):
     operator, form, name = trap
-    path = saved(operator, form)
+    said_of(saved(operator, form), name)
+
+
+@pytest.mark.parametrize("trap", list(traps()), ids=lambda trap: trap.name)
+def test_files_with_a_trap_are_told(trap, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(trap.model.SerializeToString())
+    said_of(str(path), trap.operator)
+
+
+def said_of(path, name):
+    """An error that names the runtime, its version and the script."""
     result = CliRunner().invoke(command.validate, [path, "--runtime", name])
     table = runtimes.table(name)
     assert re.search(rf"error\[runtime-(differs|refuses)\].*{re.escape(f'{name} {table.version}')}", result.output)
     assert runtimes.SCRIPT in result.output
     assert result.exit_code == 1
+
+
+def test_every_runtime_has_a_trap():
+    assert {trap.operator for trap in traps()} == set(NAMES)
 
 
 @pytest.mark.parametrize("shape", ["text", "json", "github", "sarif", "junit"])
@@ -157,6 +175,21 @@ def test_sound_files_are_silent(made):
                 )
                 silent += 1
     assert silent >= 60
+
+
+@pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
+def test_files_written_for_a_runtime_are_silent(key):
+    model, silent = small_model(key), 0
+    for name in NAMES:
+        for given in ({"form": "step"}, {"form": "sequence"}, {"form": "sequence", "steps": 6}):
+            try:
+                made = onnx_export.export(model, runtime=name, **given)
+            except ValueError:  # no way was right
+                continue
+            told = compare(made, {}, find(made), find_cells(made, {}), [name])
+            assert not [each for each in told if each.level != "note"]
+            silent += 1
+    assert silent >= 6 * 3  # runtimes
 
 
 def test_combinations_that_were_not_tried_are_warnings(made):
