@@ -182,6 +182,9 @@ cdef class Network:
     cdef cnorm_layer *layers
     cdef cnorm_layer *owned  # the layers, unless they are those of a PackedModel
     cdef int count
+    cdef const float **starts  # [count]: the initial state of each layer that has a state
+    cdef cnorm_network whole
+    cdef cnorm_model model  # of this network alone, for streams
     cdef readonly int cells  # recurrent layers
     cdef readonly ptrdiff_t input_size, output_size
     cdef readonly bytes identity
@@ -216,6 +219,15 @@ cdef class Network:
         self.tokens = self.find_tokens(first)
         self.has_tokens = len(self.tokens) > 0
         check(cnorm_layers_check(self.layers, self.count, NULL))  # runs do not repeat it
+        self.starts = <const float **>PyMem_Calloc(self.count, sizeof(float *))
+        if self.starts == NULL:
+            raise MemoryError()
+        self.find_starts(self.starts, False)
+        self.whole.layers, self.whole.count, self.whole.starts = self.layers, self.count, self.starts
+        self.whole.direction = CNORM_STREAMED
+        self.model.networks, self.model.count = &self.whole, 1
+        self.model.inputs, self.model.outputs = self.input_size, self.output_size
+        self.model.identity = <const unsigned char *>PyBytes_AsString(identity)
 
     cdef int build(self, layers, int first, list starts) except -1:
         """Pack the layers."""
@@ -231,6 +243,7 @@ cdef class Network:
 
     def __dealloc__(self):
         PyMem_Free(self.owned)
+        PyMem_Free(self.starts)
 
     @property
     def weights(self):
@@ -390,13 +403,13 @@ cdef class Network:
         starts.extend([other.initial[at:at + units] for _, units, at in other.state_arrays])
         return 0
 
-    cdef int find_starts(self, const float **starts) except -1:
-        """The initial state of each layer that has one other than zero."""
+    cdef int find_starts(self, const float **starts, bint nonzero) except -1:
+        """The initial state of each layer that has one, or one other than zero (-0.0 is one)."""
         cdef int i
         cdef ptrdiff_t offset = 0, floats
         for i in range(self.count):
             floats = cnorm_layer_state_floats(&self.layers[i])
-            if self.initial[offset:offset + floats].view(np.uint32).any():  # -0.0 counts
+            if floats > 0 and (not nonzero or self.initial[offset:offset + floats].view(np.uint32).any()):
                 starts[i] = <const float *>cnp.PyArray_DATA(self.initial) + offset
             offset += floats
         return 0

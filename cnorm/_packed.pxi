@@ -92,7 +92,7 @@ def pack_model(networks, directions, bytes identity not None, bytes configuratio
             network = networks[i]
             parts[i].layers, parts[i].count, parts[i].starts = network.layers, network.count, &starts[at]
             parts[i].direction = <cnorm_direction><int>DIRECTION[directions[i]]
-            network.find_starts(&starts[at])
+            network.find_starts(&starts[at], True)
             at += network.count
         model.networks, model.count = parts, len(networks)
         model.identity = <const unsigned char *>PyBytes_AsString(identity)

@@ -72,11 +72,11 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     enter_all(streams)  # nothing between this and `leave_all` may raise
     for i in range(n):
         stream = <Stream>PyList_GetItem(streams, i)
-        states[i], stream.owner = stream.state_, process
+        states[i], stream.owner = stream.stream.state, process
         if mask is not None and (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
             memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
-            stream.frames = 0
-        stream.frames += steps
+            stream.stream.frames = 0
+        stream.stream.frames += steps
     if release:
         with nogil:
             status = steps_of_many(net, n, px, states, memory, py, steps)

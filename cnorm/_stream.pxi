@@ -1,6 +1,6 @@
 """Streams: a recurrent state of a model, with functions to step, save and restore it."""
 
-from cnorm.storage.stream_state import checked_state, refuse_infinite_state, restored_state, saved_state
+from cnorm.storage.stream_state import checked_state, refuse_infinite_state
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(object)
@@ -45,10 +45,9 @@ cdef class Stream:
     """
     cdef object __weakref__
     cdef readonly object model
-    cdef readonly unsigned long long frames
     cdef readonly Network network
-    cdef cnp.ndarray state_memory, scratch_memory
-    cdef float *state_
+    cdef cnp.ndarray memory  # of the state and the scratch for one step
+    cdef cnorm_stream stream
     cdef bint checks  # whether x must be finite
     cdef int busy  # the lock: 1 while a thread uses the stream
     cdef long owner  # process id of that thread while it runs without the GIL; else 0
@@ -60,11 +59,16 @@ cdef class Stream:
                 raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
             network = (<Stream?>model.stream()).network
         self.model, self.network, self.checks = model, network, check
-        self.state_memory = aligned_zeros(self.network.state_floats)
-        self.state_memory[:] = self.network.initial
-        self.scratch_memory = self.network.scratch(1)
-        self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
+        if len(self.network.identity) != CNORM_IDENTITY:
+            raise ValueError("network must have the identity of its model")
+        self.memory = aligned_floats(cnorm_stream_floats(&self.network.model, 1), False)
+        if cnorm_stream_start(&self.stream, &self.network.model, <float *>cnp.PyArray_DATA(self.memory), 1) != CNORM_OK:
+            raise ValueError("network must have layers that can be stepped")
         PyObject_GC_Track(self)
+
+    @property
+    def frames(self):
+        return self.stream.frames
 
     cdef int enter(self, bint replaces_state=False) except -1:
         """Take the lock.
@@ -87,27 +91,29 @@ cdef class Stream:
         unlock(&self.busy)
         return 0
 
-    cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps, cnp.ndarray scratch, ptrdiff_t rows) except -1:
+    cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps, cnp.ndarray scratch=None) except -1:
+        """Step; `scratch`, if it is given, has rows for all steps."""
         cdef Network net = self.network
-        cdef cnorm_frames call
+        cdef cnorm_stream stream
+        cdef const float *px
+        cdef float *py
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
         cdef cnorm_status status
         if net.has_tokens:
             net.check_frames(x)
         check_frames(x, y, steps * net.input_size, steps * net.output_size)
-        memset(&call, 0, sizeof(call))
-        call.layers, call.count, call.checked, call.frames, call.rows = net.layers, net.count, 1, steps, rows
-        call.x, call.y = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)
-        call.state, call.scratch = self.state_, <float *>cnp.PyArray_DATA(scratch)
+        px, py = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)
         self.enter()  # nothing between this and `leave` may raise
         self.owner = PROCESS if release else 0
+        stream = self.stream
+        if scratch is not None:
+            stream.scratch, stream.rows = <float *>cnp.PyArray_DATA(scratch), steps
         if release:
             with nogil:
-                status = cnorm_run(&call)
+                status = cnorm_stream_run(&stream, steps, px, py)
         else:
-            status = cnorm_run(&call)
-        if status == CNORM_OK:
-            self.frames += steps
+            status = cnorm_stream_run(&stream, steps, px, py)
+        self.stream.frames = stream.frames
         self.leave()
         return check(status)
 
@@ -144,7 +150,7 @@ cdef class Stream:
             # if they overlap partly, y could overwrite elements of x before they are read
             if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):
                 a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
-        self.run(a, y, 1, self.scratch_memory, 1)
+        self.run(a, y, 1)
         return y if out is None else out
 
     def process(self, x, out=None):
@@ -177,9 +183,9 @@ cdef class Stream:
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         if shape[0] > 1:  # the product with the inputs is done for several steps at a time, in larger scratch
-            self.run(a, y, shape[0], self.network.scratch(shape[0]), shape[0])
+            self.run(a, y, shape[0], self.network.scratch(shape[0]))
         else:
-            self.run(a, y, shape[0], self.scratch_memory, 1)
+            self.run(a, y, shape[0])
         return y if out is None else out
 
     def state(self):
@@ -195,11 +201,14 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        cdef unsigned long long frames
-        cdef cnp.ndarray memory = self.copied(&frames), part
+        cdef cnp.ndarray memory = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.state_floats, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray part
         cdef cnp.npy_intp units
         cdef ptrdiff_t offset
         cdef dict named = {}
+        self.enter()
+        memcpy(cnp.PyArray_DATA(memory), self.stream.state, self.network.state_floats * sizeof(float))
+        self.leave()
         for array in self.network.state_arrays:
             units, offset = (<tuple>array)[1], (<tuple>array)[2]
             part = cnp.PyArray_EMPTY(1, &units, cnp.NPY_FLOAT32, 0)
@@ -207,24 +216,13 @@ cdef class Stream:
             named[(<tuple>array)[0]] = part
         return named
 
-    cdef cnp.ndarray copied(self, unsigned long long *frames):
-        """A copy of `state_memory`; sets `frames` to those that belong to it."""
-        cdef cnp.ndarray memory = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.state_floats, cnp.NPY_FLOAT32, 0)
-        self.enter()
-        memcpy(cnp.PyArray_DATA(memory), self.state_, self.network.state_floats * sizeof(float))
-        frames[0] = self.frames
-        self.leave()
-        return memory
-
     @property
     def is_finite(self):
         """Whether the state has no NaN and no infinity; RuntimeError if another thread is using this stream."""
-        cdef unsigned long long frames
-        cdef cnp.ndarray memory = self.copied(&frames)
-        for array in self.network.state_arrays:  # without the padding
-            if not is_finite(<float *>cnp.PyArray_DATA(memory) + <ptrdiff_t>(<tuple>array)[2], (<tuple>array)[1]):
-                return False
-        return True
+        self.enter()
+        cdef bint finite = cnorm_stream_finite(&self.stream)
+        self.leave()
+        return finite
 
     def set_state(self, state):
         """Replace the whole recurrent state; `frames` does not change.
@@ -243,18 +241,18 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        self.replace(self.checked(state), self.frames)
+        self.replace(self.checked(state), self.stream.frames)
 
     cdef cnp.ndarray checked(self, state):
         cdef cnp.ndarray memory = checked_state(state, self.network.initial, self.network.state_arrays)
         if not is_finite(<float *>cnp.PyArray_DATA(memory), self.network.state_floats):
-            refuse_infinite_state(memory, self.network.state_arrays, False)
+            refuse_infinite_state(memory, self.network.state_arrays)
         return memory
 
     cdef int replace(self, cnp.ndarray whole, unsigned long long frames) except -1:
         self.enter(True)  # nothing between this and `leave` may raise
-        memcpy(self.state_, cnp.PyArray_DATA(whole), self.network.state_floats * sizeof(float))
-        self.frames = frames
+        memcpy(self.stream.state, cnp.PyArray_DATA(whole), self.network.state_floats * sizeof(float))
+        self.stream.frames = frames
         self.leave()
         return 0
 
@@ -289,9 +287,12 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        cdef unsigned long long frames
-        cdef cnp.ndarray memory = self.copied(&frames)
-        return saved_state(self.network.identity, frames, memory, self.network.state_arrays)
+        cdef bytes saved = PyBytes_FromStringAndSize(NULL, cnorm_stream_saved_bytes(&self.network.model))
+        cdef char *place = PyBytes_AsString(saved)
+        self.enter()
+        cnorm_stream_save(&self.stream, place)
+        self.leave()
+        return saved
 
     def restore(self, saved):
         """Replace the state and `frames` by those in bytes that `save` returned.
@@ -311,15 +312,21 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        cdef tuple restored = restored_state(saved, self.network.identity, self.network.initial,
-                                             self.network.state_arrays)
-        cdef cnp.ndarray memory = restored[0]
-        if not is_finite(<float *>cnp.PyArray_DATA(memory), self.network.state_floats):
-            refuse_infinite_state(memory, self.network.state_arrays, True)
-        self.replace(memory, restored[1])
+        cdef cnp.ndarray memory = self.network.initial.copy()
+        cdef cnorm_stream other = self.stream
+        cdef cnorm_status status
+        cdef bytes given
+        if not isinstance(saved, (bytes, bytearray, memoryview)):
+            raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
+        given = bytes(saved)
+        other.state = <float *>cnp.PyArray_DATA(memory)
+        status = cnorm_stream_restore(&other, PyBytes_AsString(given), len(given))
+        if status != CNORM_OK:
+            refuse_saved(status, given, self.network.state_arrays)
+        self.replace(memory, other.frames)
 
     def __repr__(self):
-        return f"Stream({self.model!r}, frames={self.frames})"
+        return f"Stream({self.model!r}, frames={self.stream.frames})"
 
     def __copy__(self):
         return _stream_from(self.model, self.save(), self.checks)
@@ -329,6 +336,25 @@ cdef class Stream:
 
     def __reduce__(self):
         return _stream_from, (self.model, self.save(), bool(self.checks))
+
+
+cdef refuse_saved(cnorm_status status, bytes saved, tuple arrays):
+    """Say why `cnorm_stream_restore` refused saved bytes, whose layout docs/cells.md has."""
+    cdef ptrdiff_t at = len(saved) - 4
+    if status == CNORM_ERROR_FORMAT:
+        raise ValueError(f"saved must be what Stream.save returned, of this version, got {saved[:16]!r}")
+    if status == CNORM_ERROR_ARITHMETIC:
+        raise ValueError(f"saved is of generation {int.from_bytes(saved[56:60], 'little')} of the arithmetic, whose "
+                         f"bits differ from those of generation {CNORM_ARITHMETIC}, which this version computes: load "
+                         "it with the version that wrote it, and hand over the stream's state()")
+    if status == CNORM_ERROR_IDENTITY:
+        raise ValueError("saved is the stream of another model: the hash of configuration and weights differs")
+    if status == CNORM_ERROR_VALUE:
+        for name, units, _ in reversed(arrays):
+            at -= 4 * units
+            if not np.isfinite(np.frombuffer(saved, "<f4", units, at)).all():
+                raise ValueError(f"saved must hold a finite state, got NaN or infinity in {name}")
+    raise ValueError("saved is not as Stream.save returned it: bytes were changed, lost or added")
 
 
 def _stream_from(model, saved, check=False):

@@ -62,8 +62,10 @@ def as_array(a, name: str, call: str | None = None) -> np.ndarray:
     try:
         return np.asarray(a) if readable else np.from_dlpack(a)
     except Exception as error:  # the other library's error, for an array on a GPU
+        half = str(getattr(a, "dtype", "")) == "torch.bfloat16"
+        hint = f"; pass {name}.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)" if half else ""
         raise TypeError(
-            f"{name} must be an array that NumPy can read, got {type(a).__name__}: {quoted(str(error))}"
+            f"{name} must be an array that NumPy can read, got {type(a).__name__}: {quoted(str(error))}{hint}"
         ) from error
 
 

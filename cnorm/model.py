@@ -101,7 +101,8 @@ class Model:
                 self._parts.append([network])
         self._input_size = self._parts[0][0].input_size
         self._output_size = sum(network.output_size for network in self._parts[-1])
-        self._outputs = slices(outputs_of(packed, self._output_size))
+        sizes, self.window = outputs_of(packed, self._output_size)
+        self._outputs = slices(sizes)
         return self
 
     @property
@@ -203,7 +204,7 @@ class Model:
                 "float32 model, or keep it with with_weights(..., keep_original=True)"
             )
         model = Model(rounded_layers(self.layers, weights, smallest), tuple(self.outputs))
-        model._original = self if keep_original else None
+        model._original, model.window = self if keep_original else None, self.window
         return model
 
     def stream(self, *, check: bool = False) -> _core.Stream:
@@ -376,7 +377,7 @@ class Model:
         TypeError
             If `path` is not a str or path-like.
         """
-        write_whole(path, saved(self.layers, self.outputs))
+        write_whole(path, saved(self.layers, self.outputs, self.window))
 
     def save_packed(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one flat file in the layout of the kernels, for `cnorm.load` and for C.
@@ -412,7 +413,7 @@ class Model:
         """
         if self._packed is not None:
             return unchanged_bytes(self._packed)
-        return packed_file(configuration(self._layers, self._outputs), self._parts, self._identity)
+        return packed_file(configuration(self._layers, self._outputs, self.window), self._parts, self._identity)
 
     def arrays(self) -> Iterator[np.ndarray]:
         """All weights, read-only, in the order of the layers."""
@@ -440,7 +441,7 @@ class Model:
     def __reduce__(self):
         if self._packed is not None:
             return _from_packed_bytes, (self.packed_bytes(),)
-        return Model, (self._layers, tuple(self._outputs))
+        return Model, (self._layers, tuple(self._outputs)), {"window": self.window}
 
 
 def _from_packed_bytes(data: bytes) -> Model:

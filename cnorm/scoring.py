@@ -14,7 +14,7 @@ import numpy as np
 
 from cnorm.model import Model
 from cnorm.storage.loading import load
-from cnorm.text import message_of
+from cnorm.text import clip, message_of
 
 __all__ = ["Outcome", "Scored", "in_order", "score"]
 
@@ -134,7 +134,7 @@ def score(
     Raises
     ------
     ValueError
-        If `chunk` or `pending` is less than 1.
+        If `chunk` or `pending` is less than 1, or if the executor returns something else than its tasks did.
     concurrent.futures.BrokenExecutor
         As `in_order`.
 
@@ -165,7 +165,11 @@ def _rows(call, chunks, executor, pending) -> Iterator[Scored]:
         some = submitted.popleft()
         if outcome.error is not None and executor is not None:  # Dask loses results whose worker dies too early
             (outcome,) = in_order(call, [some], executor)
-        for y in outcome.result if outcome.error is None else [message_of(outcome.error)] * len(some):
+        rows = outcome.result if outcome.error is None else [message_of(outcome.error)] * len(some)
+        if not isinstance(rows, list) or [isinstance(y, (np.ndarray, str)) for y in rows] != [True] * len(some):
+            wanted = f"a list of {len(some)} arrays or texts"
+            raise ValueError(f"the executor must return what its task did, {wanted}, got {clip(repr(rows), 80)}")
+        for y in rows:
             yield Scored(index, None, y) if isinstance(y, str) else Scored(index, y)
             index += 1
 

@@ -6,28 +6,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx_export.exporter import export as export
     from onnx_export.loader import load as load
-    from onnx_export.norm_export import export_norm as export_norm
-    from onnx_export.ort_stream import OrtStream as OrtStream
     from onnx_export.parity import check_parity as check_parity
     from onnx_export.validation import validate as validate
     from onnx_export.validation import validate_many as validate_many
 
-__all__ = [
-    "OrtStream",
-    "check_parity",
-    "export",
-    "export_norm",
-    "load",
-    "validate",
-    "validate_many",
-]
+__all__ = ["check_parity", "export", "load", "validate", "validate_many"]
 
 _HOME = {
     "export": "exporter",
-    "export_norm": "norm_export",
     "load": "loader",
     "check_parity": "parity",
-    "OrtStream": "ort_stream",
     "validate": "validation",
     "validate_many": "validation",
 }

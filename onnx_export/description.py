@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 
+import numpy as np
 import onnx
 from onnx import helper
 
+from cnorm.storage.files import each_once
 from cnorm.storage.model_files import METADATA_KEY, configuration
+from cnorm.text import clip, printable
 from onnx_export.builders import states_of
 from onnx_export.options import Options
 
-__all__ = ["described", "sidecar", "state_table"]
+__all__ = ["described", "initial_states", "metadata_difference", "sidecar", "state_table"]
 
 
 def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
@@ -34,6 +38,19 @@ def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dic
                 table.append(row | {"reset": "set to initial before the first step of a sequence"})
             recurrent += bool(states)
     return table
+
+
+def initial_states(text: str | None, units: Mapping[str, int], dtype) -> dict[str, np.ndarray]:
+    """The initial states by the file's state table, which is untrusted JSON; zeros without a table."""
+    try:
+        table = {row["name"]: row["initial"] for row in json.loads(text or "{}").get("states", [])}
+        with np.errstate(over="ignore"):
+            initial = {name: np.full(size, table.get(name, 0), dtype) for name, size in units.items()}
+        if not all(np.isfinite(array).all() for array in initial.values()):
+            raise ValueError("NaN or infinity among the initial states")
+        return initial
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"onnx_model: {METADATA_KEY!r} has no state table that fits the inputs: {error!r}") from None
 
 
 def described(onnx_model: onnx.ModelProto, model, options: Options, states: list[dict]) -> None:
@@ -89,3 +106,30 @@ def _value(value: onnx.ValueInfoProto) -> dict:
     shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim]
     dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
     return {"name": value.name, "shape": shape, "dtype": dtype, "about": value.doc_string}
+
+
+def metadata_difference(text: str | None, model) -> str | None:
+    """How the configuration of a file's metadata, untrusted JSON, differs from the model's."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text, object_pairs_hook=each_once)
+        outputs = {"outputs": found["outputs"]} if "outputs" in found else {}
+        found = {key: found[key] for key in ("format", "layers")} | outputs
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"{METADATA_KEY!r} is not JSON with a format and layers"
+    return _difference(found, json.loads(configuration(model.layers, model.outputs)), "")
+
+
+def _difference(found, wanted, where: str) -> str | None:
+    """The first place where two JSON values differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict) and found.keys() == wanted.keys():
+        pairs = [(found[key], wanted[key], f"{where}.{key}") for key in wanted]
+    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        pairs = [(*pair, f"{where}[{i}]") for i, pair in enumerate(zip(found, wanted, strict=True))]
+    elif found == wanted:
+        return None
+    else:
+        got = clip(printable(json.dumps(found)), 200)
+        return f"{where.lstrip('.')} is {got}, the model's is {clip(json.dumps(wanted), 200)}"
+    return next(filter(None, (_difference(*pair) for pair in pairs)), None)

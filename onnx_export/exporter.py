@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -25,10 +24,9 @@ from onnx_export.nodes import model_graphs
 from onnx_export.options import DTYPES, Options, ir_version
 from onnx_export.runtimes.ways import written_for
 
-__all__ = ["DOMAIN", "export", "finished", "is_export"]
+__all__ = ["export", "finished", "is_export"]
 
 FLOAT16_MAX = float(np.finfo(np.float16).max)
-DOMAIN = "cnorm"  # of the local functions
 
 
 def export(
@@ -38,7 +36,6 @@ def export(
     form: str = "step",
     opset: int = 17,
     batch: int | str = 1,
-    functions: bool = False,
     native_ops: bool = False,
     dtype: str = "float32",
     portable: bool = False,
@@ -72,9 +69,6 @@ def export(
     batch : 1 or str
         The number of rows in one call, each an independent stream: 1, or the name of an open dimension. In form
         "sequence" the name must not be "T", which is that of the steps.
-    functions : bool
-        Make each recurrent cell a local function of the domain "cnorm" instead of separate nodes. Of the runtimes tried
-        only onnxruntime and the reference evaluator run such files.
     native_ops : bool
         Write recurrent layers without norms as the operators LSTM, GRU and RNN.
     dtype : "float32" or "float16"
@@ -121,7 +115,6 @@ def export(
         form=form,
         opset=opset,
         batch=batch,
-        functions=functions,
         native_ops=native_ops,
         dtype=dtype,
         portable=portable,
@@ -182,7 +175,6 @@ class _Export:
     def __init__(self, model, options: Options):
         self.layers, self.sizes, self.options = model.layers, (model.input_size, model.output_size), options
         self.outputs = model.outputs
-        self.functions: dict[str, onnx.FunctionProto] | None = {} if options.functions else None
         self.states = state_table(model, options.batch, options.dtype)
         # initial states that are in the state table: no node reads these weights
         self.starts = {row.get("tensor") for row in self.states}
@@ -204,7 +196,7 @@ class _Export:
         if not any(node.op_type in ("Scan", "Loop") for node in graph.nodes):
             self._fold(graph)
         made = helper.make_graph(graph.nodes, "cnorm", inputs, outputs)
-        return finished(made, self.options.opset, list((self.functions or {}).values())), self.weights
+        return finished(made, self.options.opset), self.weights
 
     def _builder(self) -> GraphBuilder:
         """A builder for the model's graph, or for that of one step."""
@@ -339,45 +331,15 @@ class _Export:
             if layer.rows:
                 raise ValueError(f"native_ops must be False for {layer!r}: its matrices are rounded")
             return native.build, states
-        return (self._call if layer.recurrent and self.functions is not None else builder(layer).build), states
-
-    def _call(self, graph, layer, weights, x, states):
-        """Append a call of the layer's local function, which is added unless an equal one exists."""
-        own = {name: re.sub(r"\W", "_", name) for name in weights}
-        inputs = ["x", *states, *own.values()]
-        body = self._empty(inputs)
-        y, new = builder(layer).build(body, layer, own, "x", {letter: letter for letter in states})
-        outputs = [f"{letter}_next" for letter in new]
-        for value, name in zip(new.values(), outputs, strict=True):
-            body.publish(value, name)
-        known = [letter for letter, value in new.items() if value == y]
-        if not known:
-            body.publish(y, "y")
-            outputs.append("y")
-        name = self._function(re.sub(r"\W", "_", f"{layer.kind}_{layer.spec.name}"), inputs, outputs, body.nodes)
-        results = graph.add(name, x, *states.values(), *weights.values(), name=tuple(outputs), domain=DOMAIN)
-        after = dict(zip(new, results, strict=False))
-        return (after[known[0]] if known else results[-1]), after
-
-    def _function(self, name: str, inputs, outputs, nodes) -> str:
-        opset = helper.make_opsetid("", self.options.opset)
-        made = helper.make_function(DOMAIN, name, inputs, outputs, nodes, [opset])
-        number = 2
-        while made.name in self.functions and self.functions[made.name] != made:
-            made.name, number = f"{name}_{number}", number + 1
-        self.functions[made.name] = made
-        return made.name
+        return builder(layer).build, states
 
 
-def finished(graph: onnx.GraphProto, opset: int, functions=()) -> onnx.ModelProto:
+def finished(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
     """The model of a graph, with explicit versions: the onnx package's defaults are newer than runtimes can read."""
-    opsets = [helper.make_opsetid("", opset)]
-    opsets += [helper.make_opsetid(DOMAIN, 1)] if functions else []
     return helper.make_model(
         graph,
-        opset_imports=opsets,
-        functions=functions,
-        ir_version=ir_version(opset, bool(functions)),
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=ir_version(opset),
         producer_name="cnorm",
         producer_version=cnorm.__version__,
     )

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export.kernels import KERNELS
 from onnx_export.operators import kernels
-from onnx_export.quantizer import DOMAIN, Decisions, Variation, kernel, replace_quantizers
+from onnx_export.quantizer import DOMAIN, Decisions, Variation, Varied, kernel, replace_quantizers
 from onnx_export.recurrent import KERNELS as RECURRENT
 
 NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
@@ -89,7 +89,7 @@ class Float64:
         stored = {tensor.name for tensor in wide.graph.initializer}
         self.inputs = [value.name for value in wide.graph.input if value.name not in stored]
         self.outputs = [value.name for value in wide.graph.output]
-        self._evaluator = _Evaluator(wide, [kernel(self._decisions)])
+        self._evaluator = _Evaluator(wide, [kernel(self._decisions), Varied])
 
     def run(self, feeds: Mapping[str, np.ndarray], *, vary: Variation | None = None) -> dict[str, np.ndarray]:
         """Evaluate the graph.

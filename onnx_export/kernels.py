@@ -15,6 +15,7 @@ from onnx.reference.ops import (
     op_conv_transpose,
     op_dequantize_linear,
     op_loop,
+    op_scatternd,
 )
 
 from onnx_export.operators import standardise
@@ -193,16 +194,46 @@ class AveragePool(_Pool):
 
 
 class ConvTranspose(op_conv_transpose.ConvTranspose):
-    """Groups of several output channels, which onnx refuses."""
+    """Groups of several output channels, which onnx refuses, and a product for each tap, where onnx has loops."""
 
     def _run(self, x, w, b=None, group=None, **options):
         group = group or 1
         parts = zip(np.split(x, group, 1), np.split(w, group), strict=True)
-        y = np.concatenate([super(ConvTranspose, self)._run(*part, None, group=1, **options)[0] for part in parts], 1)
+        given = options.get("auto_pad", "NOTSET") == "NOTSET" and not options.get("output_shape")
+        one = _transposed if given else self._of_group
+        y = np.concatenate([one(*part, options) for part in parts], 1)
         return (y if b is None else y + b.reshape(-1, *(1,) * (x.ndim - 2)),)
+
+    def _of_group(self, x, w, options):
+        return super()._run(x, w, None, group=1, **options)[0]
+
+
+def _transposed(x, w, options):
+    """One group of x [rows, channels, ...] and w [channels, outputs, ...]."""
+    axes = x.ndim - 2
+    strides, dilations = (options.get(name) or [1] * axes for name in ("strides", "dilations"))
+    pads, more = options.get("pads") or [0] * 2 * axes, options.get("output_padding") or [0] * axes
+    reach = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], strides, strict=True)]
+    sizes = [r + (k - 1) * d + o for r, k, d, o in zip(reach, w.shape[2:], dilations, more, strict=True)]
+    y = np.zeros((len(x), w.shape[1], *sizes), np.result_type(x, w))
+    for tap in np.ndindex(*w.shape[2:]):
+        at = [slice(k * d, k * d + r, s) for k, d, r, s in zip(tap, dilations, reach, strides, strict=True)]
+        y[(..., *at)] += np.einsum("nc...,co->no...", x, w[(..., *tap)])
+    return y[(..., *(slice(pads[i], sizes[i] - pads[i + axes]) for i in range(axes)))]
+
+
+class ScatterND(op_scatternd.ScatterND):
+    """All elements at once, where onnx has a loop."""
+
+    def _run(self, data, indices, updates, reduction=None):
+        if (reduction or "none") != "none":
+            return super()._run(data, indices, updates, reduction=reduction)
+        y = data.copy()
+        y[tuple(np.moveaxis(indices, -1, 0))] = updates
+        return (y,)
 
 
 KERNELS = (
     AveragePool, BatchNormalization, ConvTranspose, DequantizeLinear, FusedMatMul, Hardmax, LRN, LogSoftmax, Loop,
-    LpNormalization, LpPool, MaxPool, Pad, Softmax,
+    LpNormalization, LpPool, MaxPool, Pad, ScatterND, Softmax,
 )  # fmt: skip

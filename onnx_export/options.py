@@ -15,8 +15,7 @@ __all__ = ["DTYPES", "FIRST_OPSET", "TIME", "Options", "checked_opset", "ir_vers
 
 FIRST_OPSET = 13
 SURE_OPSET = 17  # the default: every onnxruntime that the package allows loads it, so it need not be imported to ask
-# IR version 7 is that of opset 13, which onnxruntime reads from 1.8 on; local functions need 8.
-FIRST_IR, FUNCTIONS_IR = 7, 8
+FIRST_IR = 7  # of opset 13, which onnxruntime reads from 1.8 on
 FORMS = ("step", "sequence")
 LOOPS = ("scan", "loop", "unrolled")
 DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
@@ -37,7 +36,6 @@ class Options:
     form: str
     opset: int
     batch: int | str
-    functions: bool
     native_ops: bool
     dtype: str
     portable: bool
@@ -62,8 +60,6 @@ class Options:
             raise ValueError(f"steps must be at most {MOST_UNROLLED} for loop 'unrolled', got {self.steps}")
         if self.native_ops and self.loop != "scan":
             raise ValueError("loop must be left out with native_ops: the operators run over the steps themselves")
-        if self.portable and self.functions:
-            raise ValueError("functions must be False for portable: few runtimes besides onnxruntime know them")
 
     @property
     def time(self) -> int | str:
@@ -111,7 +107,6 @@ def newest_opset() -> int:
     return FIRST_OPSET
 
 
-def ir_version(opset: int, functions: bool = False) -> int:
+def ir_version(opset: int) -> int:
     """The oldest IR version allowed for an opset, because old runtimes refuse IR versions newer than their own."""
-    least = FUNCTIONS_IR if functions else FIRST_IR
-    return max(least, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
+    return max(FIRST_IR, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))

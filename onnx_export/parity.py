@@ -8,8 +8,8 @@ The drift of engines that run freely is reported, but not judged.
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -19,17 +19,13 @@ import onnx
 import onnxruntime
 
 import cnorm
-from cnorm.layers.embedding import in_tokens
-from cnorm.storage.files import each_once
-from cnorm.storage.model_files import METADATA_KEY, configuration
-from cnorm.text import clip, printable
+from cnorm.storage.model_files import METADATA_KEY
 from onnx_export import model_io
-from onnx_export.description import state_table
+from onnx_export.description import initial_states, metadata_difference, state_table
 from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
-from onnx_export.ort_stream import checked_model, initial_states
 from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, RuntimeEngine, interface
-from onnx_export.parity_recordings import hard_calls, recordings, weights_varied, whole_calls
+from onnx_export.parity_recordings import Domain, hard_calls, recordings, weights_varied, whole_calls
 from onnx_export.parity_report import ELEMENT, Drift, ParityReport, Row
 from onnx_export.quantizer import Variation
 
@@ -52,15 +48,13 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: floa
       size of the sum. (Blocked sums have smaller errors.)
     - Normalisation divides the sum and its error alike; sigmoid and tanh do not enlarge an error.
     - A step adds three such errors: two for the gates, one through the norm of the cell. Four standard deviations allow
-      for the largest of many elements: 4 u sqrt(n) sqrt(3 / 6).
-    - A factor sqrt(2) allows for gains above one and for elementwise operations.
+      for the largest of many elements: 4 u sqrt(n) sqrt(3 / 6), and sqrt(2) for gains above one and elementwise steps.
 
     Sums shorter than 64 count as 64, because elementwise rounding dominates there. For float32 and n = 64 the bound is
     1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
 
-    A norm over nearly equal numbers, such as the cell of a layer of two units, enlarges all errors of its input.
-    `sensitivity` measures this on the float64 graph: the change of its results when the step's inputs change by
-    u sqrt(n / 6), relatively.
+    A norm over nearly equal numbers enlarges all errors of its input. `sensitivity` measures this on the float64 graph:
+    the change of its results when the step's inputs change by u sqrt(n / 6), relatively.
     """
     # infinity and NaN do not enlarge the bound
     size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))
@@ -104,9 +98,12 @@ def check_parity(
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-    if not isinstance(checked_model(onnx_model), onnx.ModelProto):
+    if not isinstance(onnx_model, (onnx.ModelProto, str, os.PathLike)):
+        raise TypeError(f"onnx_model must be an onnx.ModelProto, a str or path-like, got {type(onnx_model).__name__}")
+    if not isinstance(onnx_model, onnx.ModelProto):
         onnx_model = model_io.load(onnx_model, external_data=True)
-    check = _Check(model, onnx_model, recordings(model, inputs, steps, seed), inputs is None, seed)
+    domain = Domain(model)
+    check = _Check(model, domain, onnx_model, recordings(model, domain, inputs, steps, seed), inputs is None, seed)
     if runtime is None:
         return check.report()
     with closing(RuntimeEngine(onnx_model, check.given, runtime)) as engine:
@@ -117,8 +114,8 @@ def check_parity(
 class _Check:
     """The state of one call of `check_parity`, with checked arguments."""
 
-    def __init__(self, model, onnx_model, given, random: bool, seed: int):
-        self.model, self.onnx_model = model, onnx_model
+    def __init__(self, model, domain: Domain, onnx_model, given, random: bool, seed: int):
+        self.model, self.domain, self.onnx_model = model, domain, onnx_model
         units = {row["name"]: row["units"] for row in state_table(model)}
         self.given = interface(onnx_model, model.input_size, units, model.outputs)
         self.frames = self.given.frames or 1  # of one call
@@ -128,7 +125,7 @@ class _Check:
         self.engines |= {f"onnxruntime {level}": OrtEngine(onnx_model, self.given, level) for level in LEVELS}
         self.rng = np.random.default_rng(seed)
         text = {entry.key: entry.value for entry in onnx_model.metadata_props}.get(METADATA_KEY)
-        self.metadata = _metadata_difference(text, model)
+        self.metadata = metadata_difference(text, model)
         self.of_file = {n: a[None] for n, a in initial_states(text, units, self.given.dtype).items()}
         self.of_model = _rounded(self.engines["cnorm"].initial(), self.given.dtype)
         native = any(node.op_type in ("LSTM", "GRU", "RNN") and not node.domain for node in model_nodes(onnx_model))
@@ -142,6 +139,7 @@ class _Check:
         judged = sum(self._recording(i, recording) for i, recording in enumerate(self.recordings))
         self.elements.judge(self.measure)
         self._hard_calls()
+        self._outside()
         if self.given.sequence and self.given.frames is None:
             self._chunks()
         if self.given.open_batch:
@@ -155,6 +153,7 @@ class _Check:
             onnxruntime=onnxruntime.__version__,
             dtype=self.given.dtype.name,
             metadata=self.metadata,
+            positive=self.domain.positive,
         )
 
     def _recording(self, number: int, recording: np.ndarray) -> int:
@@ -216,22 +215,34 @@ class _Check:
         numbers enlarges the rounding of sums of weights. So the sensitivity is also that to a change of the weights.
         """
         calls = list(hard_calls(self.given, self.model.input_size, self.model.layers, self.rng))
-        xs = [in_tokens(call.x, self.model.tokens).astype(self.given.dtype) for call in calls]
+        xs = [self.domain(call.x).astype(self.given.dtype) for call in calls]
         starts = [(x, _rounded(call.states, self.given.dtype)) for x, call in zip(xs, calls, strict=True)]
         found = [self._results(x, states) for x, states in starts]
         for _ in range(SAMPLES):
-            varied = Float64Engine(weights_varied(self.onnx_model, self.measure.noise, self.rng), self.given)
+            varied = Float64Engine(self._varied(), self.given)
             for (x, states), (results, sensitivity) in zip(starts, found, strict=True):
                 _enlarge(sensitivity, varied.call(x, states), results["float64"])
         for call, (results, sensitivity) in zip(calls, found, strict=True):
             self.measure.judge(results, sensitivity, call.name, 0)
+
+    def _varied(self) -> onnx.ModelProto:
+        return weights_varied(self.onnx_model, self.measure.noise, self.measure.unit, self.rng)
+
+    def _outside(self) -> None:
+        """Where negative elements give no numbers in the model, they must give none in the file."""
+        if not self.domain.positive:
+            return
+        x = self.domain.outside(self.rng.standard_normal((self.frames, 1, self.model.input_size)))
+        ours, exact = (engine.call(x, self.of_file)["y"] for engine in (self.engines["cnorm"], self.judge))
+        distance = np.where(np.isfinite(ours) == np.isfinite(exact), 0.0, np.inf)
+        self.measure.add("cnorm", "float64", "y", distance, np.nan_to_num(exact), 0.0, ("negative elements", 0))
 
     def _chunks(self) -> None:
         """Compare many steps in one call, and in three calls, with the same engine's single steps."""
         longest = max(range(len(self.recordings)), key=lambda i: len(self.recordings[i]))
         x = self.recordings[longest][:, None].astype(self.given.dtype)
         if len(x) < 3:
-            x = in_tokens(self.rng.standard_normal((3, *x.shape[1:])), self.model.tokens).astype(self.given.dtype)
+            x = self.domain(self.rng.standard_normal((3, *x.shape[1:]))).astype(self.given.dtype)
         cuts = [0, (len(x) + 2) // 3, (2 * len(x) + 2) // 3, len(x)]
         for name, engine in self.engines.items():
             if name == "cnorm":
@@ -263,7 +274,7 @@ class _Check:
         """Compare the rows of one call of BATCH rows with float64 calls of one row each."""
         while len(self.samples) < BATCH:  # fewer than BATCH calls were judged
             x, start, *_ = self.samples[0]
-            x = in_tokens(self.rng.standard_normal(x.shape), self.model.tokens).astype(x.dtype)
+            x = self.domain(self.rng.standard_normal(x.shape)).astype(x.dtype)
             exact = self.judge.call(x, start)
             self.samples.append((x, start, exact, self._sensitivity(x, start, exact)))
         x = np.concatenate([sample[0] for sample in self.samples], axis=1)
@@ -275,33 +286,6 @@ class _Check:
             for row, (_, _, exact, sensitivity) in enumerate(self.samples):
                 one = {n: a[..., row : row + 1, :] for n, a in results.items()}
                 self.measure.row(name, f"float64, batch {BATCH}", one, exact, sensitivity, (0, row * self.frames))
-
-
-def _metadata_difference(text: str | None, model) -> str | None:
-    """How the configuration of a file's metadata, untrusted JSON, differs from the model's."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text, object_pairs_hook=each_once)
-        outputs = {"outputs": found["outputs"]} if "outputs" in found else {}
-        found = {key: found[key] for key in ("format", "layers")} | outputs
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{METADATA_KEY!r} is not JSON with a format and layers"
-    return _difference(found, json.loads(configuration(model.layers, model.outputs)), "")
-
-
-def _difference(found, wanted, where: str) -> str | None:
-    """The first place where two JSON values differ."""
-    if isinstance(found, dict) and isinstance(wanted, dict) and found.keys() == wanted.keys():
-        pairs = [(found[key], wanted[key], f"{where}.{key}") for key in wanted]
-    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        pairs = [(*pair, f"{where}[{i}]") for i, pair in enumerate(zip(found, wanted, strict=True))]
-    elif found == wanted:
-        return None
-    else:
-        got = clip(printable(json.dumps(found)), 200)
-        return f"{where.lstrip('.')} is {got}, the model's is {clip(json.dumps(wanted), 200)}"
-    return next(filter(None, (_difference(*pair) for pair in pairs)), None)
 
 
 def _enlarge(sensitivity: dict[str, np.ndarray], moved, exact) -> None:

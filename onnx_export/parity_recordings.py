@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from cnorm.arguments import whole_number
 from cnorm.layers.embedding import in_tokens
@@ -15,8 +15,58 @@ from onnx_export.builders import states_of
 from onnx_export.float64 import widen
 from onnx_export.nodes import model_graphs, model_nodes
 from onnx_export.parity_engines import Interface
+from onnx_export.quantizer import DOMAIN
 
-__all__ = ["HardCall", "hard_calls", "recordings", "weights_varied", "whole_calls"]
+__all__ = ["Domain", "HardCall", "hard_calls", "recordings", "weights_varied", "whole_calls"]
+
+
+NEGATIVE = -30.0  # beside numbers from 1 to 2 negative enough to show, and no overflow of exp
+LEAST = 2.0**-24  # of what must be positive
+PARTIAL = {"log", "sqrt"}  # functions without a value for some numbers
+
+
+class Domain:
+    """The frames for which a model has outputs: token ids are ids, and what logs and roots read is positive.
+
+    Parameters
+    ----------
+    model : cnorm.Model
+
+    Attributes
+    ----------
+    positive : tuple of int
+        Elements of a frame whose negative values give no numbers.
+    """
+
+    def __init__(self, model) -> None:
+        self._model, self.positive = model, ()
+        functions = {getattr(leaf, "function", "") for layer in model.layers for _, leaf in layer.leaves("")}
+        if not functions & PARTIAL:
+            return
+        size = model.input_size
+        usual = in_tokens(np.linspace(1, 2, size, dtype=np.float32), model.tokens)
+        tried = [i for i in range(size) if i not in model.tokens]
+        self.positive = tuple(
+            i for i in tried if not self._has_numbers(np.where(np.arange(size) == i, NEGATIVE, usual))
+        )
+        if not all(self._has_numbers(self(x)) for x in np.random.default_rng(0).standard_normal((8, size))):
+            self.positive = tuple(tried)  # only several together are too small
+
+    def __call__(self, x: np.ndarray, least: float = LEAST) -> np.ndarray:
+        """A copy of random frames [..., inputs], within the domain."""
+        x, at = in_tokens(x, self._model.tokens), list(self.positive)
+        x[..., at] = np.maximum(np.abs(x[..., at]), least)
+        return x
+
+    def outside(self, x: np.ndarray) -> np.ndarray:
+        """A copy of random frames whose elements that must be positive are negative."""
+        x, at = in_tokens(x, self._model.tokens), list(self.positive)
+        x[..., at] = NEGATIVE
+        return x
+
+    def _has_numbers(self, frame: np.ndarray) -> bool:
+        """Whether two such frames give numbers, the second from the state behind the first."""
+        return bool(np.isfinite(self._model.run(np.stack([frame, frame]).astype(np.float32))).all())
 
 
 @dataclass(frozen=True)
@@ -74,9 +124,20 @@ def _cell_clips(layers) -> dict[str, float]:
     return clips
 
 
-def weights_varied(model: onnx.ModelProto, noise: float, rng: np.random.Generator) -> onnx.ModelProto:
-    """A widened copy whose stored arrays are changed relatively by `noise`; single numbers, such as eps, are kept."""
+def weights_varied(model: onnx.ModelProto, noise: float, unit: float, rng: np.random.Generator) -> onnx.ModelProto:
+    """A widened copy whose stored arrays are changed relatively by `noise`; single numbers, such as eps, are kept.
+
+    So are, by `unit`, the results of Log: these may be nearly equal numbers far from 0 whose rounding a norm enlarges.
+    """
     wide = widen(model)
+    for graph in model_graphs(wide):
+        for node in [node for node in graph.node if node.op_type == "Log" and not node.domain]:
+            name, node.output[0] = node.output[0], f"{node.output[0]}/exact"
+            seed = int(rng.integers(1 << 30))
+            varied = helper.make_node("Varied", node.output, [name], domain=DOMAIN, noise=unit, seed=seed)
+            graph.node.insert(list(graph.node).index(node) + 1, varied)
+    if all(entry.domain != DOMAIN for entry in wide.opset_import):
+        wide.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     tensors = [tensor for graph in model_graphs(wide) for tensor in graph.initializer]
     constants = (node for node in model_nodes(wide) if node.op_type == "Constant")
     tensors += [a.t for node in constants for a in node.attribute if a.name == "value"]
@@ -101,12 +162,12 @@ def whole_calls(given: list[np.ndarray], frames: int, random: bool) -> list[np.n
     return given
 
 
-def recordings(model, inputs, steps, seed) -> list[np.ndarray]:
+def recordings(model, domain: Domain, inputs, steps, seed) -> list[np.ndarray]:
     """The argument `inputs` of `check_parity` as checked arrays; standard normal numbers for None."""
     if inputs is None:
         shape = whole_number(steps, "steps", 1), model.input_size
         x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-        return [in_tokens(x, model.tokens)]
+        return [domain(x)]
     if isinstance(inputs, np.ndarray):
         inputs = [inputs]
     if not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes, dict)):

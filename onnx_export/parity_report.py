@@ -35,7 +35,8 @@ class Row:
     recording : int or str
         The number of the recording that holds that step, or the name of a hard call: "zeros" (from zero states),
         "scale 100" (from zero states), "repeated values", "scale 1e-04", "cells beyond their clip", ...; "each element"
-        for the largest difference of an element in all steps, judged beside the largest value of this element.
+        for the largest difference of an element in all steps, judged beside the largest value of this element;
+        "negative elements" for a value where the model has no number.
     step : int
         Its number in the recording.
     ok : bool
@@ -87,6 +88,8 @@ class ParityReport:
     metadata : str or None
         How the configuration in the file's metadata differs from the model's; None if it does not, or if the file has
         none.
+    positive : tuple of int
+        Elements of a frame that random calls have positive, as negative ones give no numbers in the model (log, sqrt).
     """
 
     rows: tuple[Row, ...]
@@ -97,6 +100,7 @@ class ParityReport:
     onnxruntime: str
     dtype: str = "float32"
     metadata: str | None = None
+    positive: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -131,6 +135,7 @@ class ParityReport:
             "rows": tuple(Row(**row) for row in given["rows"]),
             "drift": tuple(Drift(**row) for row in given["drift"]),
             "first": given["first"] and Row(**given["first"]),
+            "positive": tuple(given["positive"]),
         }
         return cls(**given | parts)
 

@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 from onnx.reference.op_run import OpRun
 
-__all__ = ["DOMAIN", "Decisions", "Variation", "kernel", "replace_quantizers"]
+__all__ = ["DOMAIN", "Decisions", "Variation", "Varied", "kernel", "replace_quantizers"]
 
 DOMAIN = "cnorm.float64"
 
@@ -105,6 +105,15 @@ class Decisions:
         near = np.abs(beyond) >= 0.5 - self._variation.tolerance * levels
         changed = self._variation.rng.random(q.shape) < self._variation.share
         return np.where(near, np.where(changed, other, decided), q)
+
+
+class Varied(OpRun):
+    """x changed relatively by `noise`, as what is rounded."""
+
+    op_domain = DOMAIN
+
+    def _run(self, x, noise=0.0, seed=0):
+        return (x * (1 + noise * np.random.default_rng(seed).standard_normal(x.shape)),)
 
 
 def kernel(decisions: Decisions) -> type[OpRun]:

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from cnorm.tools.cli import fail
+from cnorm.tools import fail
 from cnorm.tools.commands import named_values
 from cnorm_bench import run
 

@@ -181,6 +181,7 @@ KINDS = (
     (b"\x93NUMPY", b"", "a file of numpy.save"),
     *((start, b"", _PICKLE) for start in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")),
     (b"{", b'"architecture"', "JSON as of a .nam file: examples/models/amplifier.py reads one of an LSTM"),
+    (b"{", b'"in_shape"', "JSON as RTNeural reads it: give cnorm.from_keras the Keras model that it was written of"),
     (b"{", b"", "JSON"),
 )
 

@@ -84,8 +84,9 @@ def _of_packed_file(path, packed: _core.PackedModel, verify: bool) -> Model:
 
 def model_from(text: str | None, tensors: dict[str, np.ndarray]) -> Model:
     """The model of a configuration and its tensors, both untrusted; ValueError or TypeError if they do not fit."""
-    layers, sizes = layers_from(text, tensors)
+    layers, sizes, window = layers_from(text, tensors)
     model = Model(layers, tuple(sizes))
+    model.window = window
     if model.outputs != slices(sizes):
         raise ValueError(f"outputs must have the sizes of their layers, got {str(sizes)[:200]}")
     return model

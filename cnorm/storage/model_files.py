@@ -25,22 +25,26 @@ __all__ = [
     "named_tensors",
     "outputs_from",
     "saved",
+    "window_from",
 ]
 
 METADATA_KEY = "cnorm.model"
 FORMAT = 1
 MAX_LAYERS = 10_000
+MAX_WINDOW = 2**31 - 1  # frames
 
 
-def configuration(layers, outputs: Mapping[str, slice] = MappingProxyType({})) -> str:
+def configuration(layers, outputs: Mapping[str, slice] = MappingProxyType({}), window: int | None = None) -> str:
     """The configuration of a model, all that the tensors of its layers do not tell, as JSON."""
     named = {"outputs": {name: at.stop - at.start for name, at in outputs.items()}} if outputs else {}
+    named |= {"window": window} if window else {}
     return json.dumps({"format": FORMAT, "layers": [with_type(layer) for layer in layers]} | named)
 
 
-def saved(layers, outputs: Mapping[str, slice]) -> bytes:
+def saved(layers, outputs: Mapping[str, slice], window: int | None = None) -> bytes:
     """A model as the bytes of a safetensors file."""
-    return safetensors.numpy.save(named_tensors(layers), metadata={METADATA_KEY: configuration(layers, outputs)})
+    text = configuration(layers, outputs, window)
+    return safetensors.numpy.save(named_tensors(layers), metadata={METADATA_KEY: text})
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:
@@ -81,8 +85,17 @@ def outputs_from(whole: Mapping) -> dict[str, int]:
     return {name_of(name, "a name of outputs"): size for name, size in sizes.items()}
 
 
-def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> tuple[list[Layer], dict[str, int]]:
-    """The layers of a configuration and its tensors, and names and sizes of outputs; ValueError if they do not fit.
+def window_from(whole: Mapping) -> int | None:
+    """The frames of a window that an untrusted configuration names."""
+    window = whole.get("window")
+    if window is not None and (type(window) is not int or not 0 < window <= MAX_WINDOW):
+        raise ValueError(f"window must be a number of frames from 1 to {MAX_WINDOW}, got {str(window)[:200]}")
+    return window
+
+
+def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> tuple[list[Layer], dict[str, int], int | None]:
+    """The layers of a configuration and its tensors, names and sizes of outputs, and the window; ValueError if they do
+    not fit.
 
     Both are untrusted.
     """
@@ -102,7 +115,11 @@ def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> tuple[list[
         raise ValueError(f"layers must be a list, got {str(entries)[:200]}")
     if (count := _count(entries)) > MAX_LAYERS:
         raise ValueError(f"layers must have at most {MAX_LAYERS} entries, nested ones included, got {count}")
-    return _read({str(i): entry for i, entry in enumerate(entries)}, tensors, "layers."), outputs_from(whole)
+    return (
+        _read({str(i): entry for i, entry in enumerate(entries)}, tensors, "layers."),
+        outputs_from(whole),
+        window_from(whole),
+    )
 
 
 def _count(entries: list) -> int:

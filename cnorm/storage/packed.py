@@ -11,7 +11,7 @@ from cnorm import _core
 from cnorm.cells.presets import PRESETS
 from cnorm.layers import KINDS
 from cnorm.storage.files import open_regular
-from cnorm.storage.model_files import outputs_from
+from cnorm.storage.model_files import outputs_from, window_from
 from cnorm.text import message_of
 
 __all__ = ["c_array", "from_bytes", "mapped", "outputs_of", "packed_file", "summary", "unchanged_bytes"]
@@ -60,16 +60,20 @@ def packed_file(configuration: str, parts, identity: bytes) -> bytes:
     return _core.pack_model(networks, directions, identity, configuration.encode())
 
 
-def outputs_of(packed: _core.PackedModel, size: int) -> dict[str, int]:
-    """Names and sizes of the outputs that a packed model's configuration, which is untrusted, names: `size` in all."""
+def outputs_of(packed: _core.PackedModel, size: int) -> tuple[dict[str, int], int | None]:
+    """Names and sizes of the outputs that a packed model's configuration, which is untrusted, names, `size` in all, and
+    the frames of its window.
+    """
     try:
         whole = json.loads(packed.configuration)
     except (ValueError, RecursionError):
-        return {}
-    sizes = outputs_from(whole) if isinstance(whole, dict) else {}
+        whole = None
+    if not isinstance(whole, dict):
+        return {}, None
+    sizes = outputs_from(whole)
     if sizes and sum(sizes.values()) != size:
         raise ValueError(f"outputs must have {size} elements in all, got {str(sizes)[:200]}")
-    return sizes
+    return sizes, window_from(whole)
 
 
 def summary(text: bytes) -> str:

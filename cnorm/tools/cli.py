@@ -10,6 +10,8 @@ import sys
 from importlib import util
 from typing import NoReturn
 
+from cnorm.tools import fail, needs
+
 
 def main() -> None:
     """Entry point of the ``cnorm`` command."""
@@ -57,14 +59,3 @@ def run(arguments: list[str]) -> int:
 def broken_pipe(console) -> NoReturn:
     """Replaces the handler of rich, which exits with code 1."""
     raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
-def fail(text: str) -> NoReturn:
-    """Print why the command could not do its work, and exit with code 2."""
-    print(text, file=sys.stderr)
-    sys.exit(2)
-
-
-def needs(extra: str, missing: list[str]) -> str:
-    """Which packages are missing, and how to install them: from the source folder, as cnorm is not on PyPI."""
-    return f"Needs {' and '.join(missing)}: the extra {extra}, pip install '.[{extra}]' in cnorm's source folder."

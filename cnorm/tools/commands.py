@@ -10,7 +10,7 @@ import click
 
 import cnorm
 from cnorm.storage.files import replaces, write_whole
-from cnorm.tools.cli import fail, needs
+from cnorm.tools import fail, needs
 from cnorm.tools.info import of_checkout
 
 __all__ = ["commands", "named_values"]
@@ -139,7 +139,6 @@ def info():
 @click.option("--form", type=click.Choice(["step", "sequence"]), default="step", show_default=True)
 @click.option("--opset", type=int, default=17, show_default=True)
 @click.option("--batch", default=None, metavar="NAME", help="Leave the batch open under this name; else it is 1.")
-@click.option("--functions", is_flag=True, help="Make each cell a local function.")
 @click.option("--native-ops", is_flag=True, help="Write plain cells as the operators LSTM, GRU and RNN.")
 @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
 @click.option("--portable", is_flag=True, help="For other runtimes: constants folded, MatMul and Add instead of Gemm.")
@@ -149,7 +148,7 @@ def info():
 @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit with 1 if they differ.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: print the report as JSON.")
 def export(model, out, batch, check, as_json, **options):
-    """Write MODEL (safetensors, from Model.save) to OUT as ONNX."""
+    """Write MODEL (a file that cnorm.load reads) to OUT as ONNX."""
     if as_json and not check:
         raise click.UsageError("--json prints the report of --check: give both")
     refuse_replacing(out, "OUT", model, "MODEL")
@@ -296,7 +295,7 @@ def quantize(model, out, weights, frames, smallest, picture):
 @click.option("--certificate", type=FILE, help="For TLS, PEM.")
 @click.option("--private-key", type=FILE, help="For TLS, PEM.")
 @click.option("--metrics-port", type=click.IntRange(0, 65000), default=0, help="Metrics of worker i at this + i.")
-@click.option("--reuse-port", is_flag=True, help="Share the port with another server that was told so, too.")
+@click.option("--reuse-port", is_flag=True, help="Start although another server has the port.")
 @click.option("--demo", is_flag=True, help="Let clients end their worker; without MODEL, the packaged model.")
 @click.option("--page", type=click.Path(exists=True, file_okay=False), help="Folder of a web page to serve at /.")
 def serve(store, token_file, **given):
@@ -332,7 +331,7 @@ def serve(store, token_file, **given):
 @SMALLEST
 @click.option("--c-array", is_flag=True, help="Write OUT as C source, a constant array named after the file.")
 def pack(model, out, weights, smallest, c_array):
-    """Write MODEL (safetensors, from Model.save) to OUT as a packed model, for cnorm.load and for C."""
+    """Write MODEL (a file that cnorm.load reads) to OUT as a packed model, for cnorm.load and for C."""
     refuse_smallest(smallest, weights)
     refuse_replacing(out, "OUT", model, "MODEL")
     from cnorm.storage import packed

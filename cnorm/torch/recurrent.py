@@ -50,7 +50,7 @@ class _Cell(Module):
     def forward(self, input: Tensor, hx=None):
         x, state = input, hx
         shape = x.shape if isinstance(x, Tensor) else ()
-        if len(shape) not in (1, 2) or shape[-1] != self.input_size or shape[0] == 0:
+        if len(shape) not in (1, 2) or shape[-1] != self.input_size:
             raise _wrong(x, f"(batch, {self.input_size}) or ({self.input_size},)")
         h, c = self._parts(state)
         if len(shape) == 1:
@@ -221,8 +221,8 @@ class _Sequence(Module):
         if not isinstance(x, Tensor) or x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             raise _wrong(x, f"(steps, batch, {self.input_size}) or (steps, {self.input_size})")
         x = x[:, None] if x.ndim == 2 else x.transpose(0, 1) if self.batch_first else x
-        if x.shape[0] == 0 or x.shape[1] == 0:
-            raise ValueError(f"x must have at least one step and one row, got {tuple(x.shape)}")
+        if x.shape[0] == 0:
+            raise ValueError(f"x must have at least one step, got {tuple(x.shape)}")
         return x
 
     def _checked(self, state, batch: int, single: bool) -> tuple:

@@ -268,6 +268,9 @@ def call(
     other = x.dtype is not FLOAT or getattr(h, "dtype", FLOAT) is not FLOAT or getattr(c, "dtype", FLOAT) is not FLOAT
     if other and torch.is_autocast_enabled("cpu"):
         x, h, c = (t.float() if isinstance(t, Tensor) else t for t in (x, h, c))
+    if x.shape[-2] == 0:  # no rows: those of one row, without it
+        x, h, c = (None if t is None else nn.functional.pad(t, (0, 0, 0, 1)) for t in (x, h, c))
+        return tuple(t[..., :0, :] for t in call(weights, module, x, h, c, single))
     if is_compiling():
         return _traced(weights, module, x, h, c, single)
     if forward_ad._current_level >= 0 or _are_functorch_transforms_active():

@@ -129,9 +129,9 @@ def train(normalise: bool, seed: int, fit: Utterances, test: Utterances, after_e
 
 
 def write_model(network: nn.Module, path: Path) -> None:
-    """Write the safetensors file that `cnorm.load` reads."""
+    """Write the safetensors file that `cnorm.load` reads; in float16, half the bytes of a wheel."""
     tensors = {
-        f"layers.{i}.{name}": np.ascontiguousarray(value.detach().numpy())
+        f"layers.{i}.{name}": np.ascontiguousarray(value.detach().numpy().astype(np.float16))
         for i, layer in enumerate(network)
         for name, value in layer.named_parameters()
     }

@@ -2,26 +2,29 @@
 
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
 `dimensions.py` finds which axis counts frames, `frames.py` what mixes them and `shifts.py` what a stream can carry,
-`repeated.py` follows loops, `activations.py` and `cells.py` (by `affine.py`, `normed_rows.py`, `cell_parts.py` and the
-float64 values of `values.py`) find what is written out, `chain.py` finds the steps and `joining.py` makes layers of
-them, `interface.py` finds which inputs are states, `proof.py` compares with the file. All this happens in a child
-process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
+`repeated.py` follows loops, `windows.py`, `transposed.py`, `delays.py`, `positions.py` and `selecting.py` find layers
+of frames of [channels, positions], `activations.py` and `cells.py` (by `affine.py`, `normed_rows.py`, `cell_parts.py`
+and the float64 values of `values.py`) find what is written out, `chain.py` finds the steps and `joining.py` makes
+layers of them, `interface.py` finds which inputs are states, `proof.py` compares with the file. All this happens in a
+child process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from cnorm.model import Model
-from cnorm.text import quoted
+from cnorm.text import clip, quoted
 from onnx_export.errors import NotImported
 from onnx_export.parity_report import ParityReport
 
 if TYPE_CHECKING:
     import onnx
 
+    from onnx_export.importer.interface import Plan
     from onnx_export.importer.proof import FileRun
 
 __all__ = ["Imported", "import_model"]
@@ -76,53 +79,88 @@ def import_model(
 
     `stage` is told what is done next.
     """
-    from onnx import inliner
-
-    from onnx_export.importer.elements import Cannot
-    from onnx_export.importer.interface import plan
-    from onnx_export.importer.layouts import steps_first
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import proposals
-    from onnx_export.nodes import drop_omitted
     from onnx_export.ort import CannotRun
 
+    def read(**given) -> None:
+        found, model = _layers(onnx_model, given)
+        if check:
+            prove(model, onnx_model, found)
+
     stage("finding the layers")
-    _refuse_taken_names(onnx_model)
-    if onnx_model.functions:
-        onnx_model = inliner.inline_local_functions(onnx_model)
-    _refuse_rounded(onnx_model)
-    steps_first(onnx_model)
-    drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
+    onnx_model, narrow, rounding = _prepared(onnx_model)
+    try:
+        found, model = _layers(onnx_model, given)
+    except NotImported as error:
+        mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
+        more = [] if mixed else proposals(onnx_model, given, read)
+        raise NotImported(error.summary, [*error.reasons, *more]) from None
+    stage("comparing the layers with the file")
+    try:
+        report = prove(model, onnx_model, found, narrow) if check else None
+        file = FileRun(onnx_model, found)
+    except CannotRun as error:
+        raise NotImported(f"onnxruntime does not load the file: {error}") from None
+    notes = (*rounding, *_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
+    notes += _domain(model)
+    window = file.steps if found.time_axis is not None and not found.states else None
+    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+
+
+def _layers(onnx_model: onnx.ModelProto, given) -> tuple[Plan, Model]:
+    """What is found in a file, and the model of it; whatever is wrong is `NotImported`."""
+    from onnx_export.importer.elements import Cannot
+    from onnx_export.importer.interface import plan
+
     try:
         found = plan(onnx_model, **given)
         if not found.chain.layers:
             raise NotImported("its output is its input as it is: there is no layer")
         model = Model(found.chain.layers, tuple(found.chain.names.values()))
-        if model.input_size != len(found.chain.frame):
-            raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
-        if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
-            raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
-    except NotImported as error:
-        mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
-        more = [] if mixed else proposals(onnx_model, given, plan)
-        raise NotImported(error.summary, [*error.reasons, *more]) from None
-    except MemoryError:
+    except (NotImported, MemoryError):
         raise
-    except (Cannot, TypeError, ValueError) as error:  # of the layers, which check what they are given
-        raise NotImported(f"no model can be made of it: {error}") from None
+    except RecursionError:
+        raise NotImported("its nodes are nested too deep") from None
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
-        raise NotImported(
-            f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
-        ) from None
-    stage("comparing the layers with the file")
+        if isinstance(error, Cannot) or _of_layers(error):
+            raise NotImported(f"no model can be made of it: {error}") from None
+        raise NotImported("it is not as the standard says, or cnorm misreads it") from None
+    if model.input_size != len(found.chain.frame):
+        raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
+    if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
+        raise NotImported("an LSTM has one of h and c as an input and the other stored: make both inputs, or none")
+    return found, model
+
+
+def _of_layers(error: Exception) -> bool:
+    """Whether cnorm's layers raised an error, which check what they are given, and not NumPy or Python."""
+    places = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return isinstance(error, (TypeError, ValueError)) and places[-1].startswith("cnorm.")
+
+
+def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None, tuple[str, ...]]:
+    """A file in the forms that are read, the same in 16 bits if it has them, and what the layers do otherwise."""
+    from onnx import inliner
+
+    from onnx_export.importer.layouts import steps_first
+    from onnx_export.importer.stored import ROUNDED, SCALED, in_float32, plain
+    from onnx_export.nodes import drop_omitted
+
+    _refuse_taken_names(onnx_model)
+    if onnx_model.functions:
+        onnx_model = inliner.inline_local_functions(onnx_model)
+    _refuse_rounded(onnx_model)
     try:
-        report = prove(model, onnx_model, found) if check else None
-        file = FileRun(onnx_model, found)
-    except CannotRun as error:
-        raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    notes = (*_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
-    window = file.steps if found.time_axis is not None and not found.states else None
-    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+        notes = (SCALED,) if plain(onnx_model) else ()
+    except NotImported:
+        raise
+    except Exception as error:  # onnx's kernels and NumPy raise anything for tensors that do not fit each other
+        raise NotImported(f"its stored tensors can't be read: {error}") from None
+    steps_first(onnx_model)
+    drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
+    wide = in_float32(onnx_model)
+    return wide or onnx_model, onnx_model if wide else None, (*notes, ROUNDED) if wide else notes
 
 
 def _refuse_taken_names(onnx_model: onnx.ModelProto) -> None:
@@ -146,6 +184,18 @@ def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
             [f"{nodes[0].op_type} {nodes[0].name or nodes[0].output[0]!r} and {len(nodes) - 1} more nodes of its kind",
              "import the file that it was made of; with --weights int8 (Model.with_weights) its matrices are rounded"],
         )  # fmt: skip
+
+
+def _domain(model: Model) -> tuple[str, ...]:
+    """What frames the model has no outputs for."""
+    from onnx_export.parity_recordings import Domain
+
+    at = Domain(model).positive
+    ends = [i for i in at if i - 1 not in at], [i for i in at if i + 1 not in at]
+    spans = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(*ends, strict=True)]
+    if not spans:
+        return ()
+    return (f"elements {clip(', '.join(spans), 200)} of x must be positive, as Log or Sqrt has no value for others",)
 
 
 def _crossed(found, given) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ class _Reading:
         self.depends = depending(trace, np.array(own, np.int64))
         self.vectors: list[np.ndarray] = []
         self.leaves: list[Leaf] = []
+        self.negatives: list[tuple[np.ndarray, np.ndarray]] = []  # vectors that are a leaf times -1, and this leaf
         self.norms: list[tuple[np.ndarray, Normed]] = []
         self.states: list[np.ndarray] = []
         self.clips: set[float] = set()  # upper limits
@@ -152,6 +153,9 @@ class _Reading:
                     self.states.append(vector)
                 continue
             if (leaf := self._leaf(vector)) is not None:
+                if (other := self._negative(leaf)) is not None:
+                    self.negatives.append((leaf.numbers, other.numbers))
+                    continue
                 self.leaves.append(leaf)
                 if len(self.leaves) > MAX_LEAVES:
                     raise NoCellError
@@ -204,6 +208,16 @@ class _Reading:
             return None
         if _is_dense(Affine(inner, weight, form.bias)) and len(inner) == len(self.before):
             return self._reset_leaf(vector, form, offset, inner)
+        return None
+
+    def _negative(self, leaf: Leaf) -> Leaf | None:
+        """The leaf that another is the negative of: sigmoid(-z) is 1 - sigmoid(z)."""
+        for other in self.leaves:
+            a, b = leaf.form, other.form
+            plain = not leaf.offset and not other.offset and leaf.reset is None and other.reset is None
+            same = plain and len(a.terms) == len(b.terms) and np.array_equal(a.bias, -b.bias)
+            if same and np.array_equal(a.weight, -b.columns(a.terms)):
+                return other
         return None
 
     def _offset(self, vector) -> float:
@@ -317,6 +331,8 @@ def _probes(reading: _Reading, old, new, rows: int, scales) -> _Probes:
     p = [some(reading.units) for _ in reading.leaves]
     h, c = some(len(reading.before)), some(reading.units)
     given = [(leaf.numbers, values) for leaf, values in zip(reading.leaves, p, strict=True)]
+    values = {leaf.numbers.tobytes(): one for leaf, one in zip(reading.leaves, p, strict=True)}
+    given += [(numbers, -values[leaf.tobytes()]) for numbers, leaf in reading.negatives]
     given += [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
     wanted = np.concatenate([reading.core, *([new["c"]] if "c" in new else [])])
     values = evaluate(reading.trace, wanted, given)

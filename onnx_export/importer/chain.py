@@ -6,18 +6,21 @@ layers of the steps.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 import cnorm
-from cnorm.cells.specs import GATES
 from onnx_export.importer.activations import activation
 from onnx_export.importer.affine import affine
-from onnx_export.importer.cells import Found, written_cell
-from onnx_export.importer.convolutions import Lags, in_frame, over_time
+from onnx_export.importer.cell_layers import of_operator, of_written
+from onnx_export.importer.cells import written_cell
+from onnx_export.importer.convolutions import Lags, in_frame, over_time, unfolding
+from onnx_export.importer.delays import Delays
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
+from onnx_export.importer.linear_cells import linear_recurrence
+from onnx_export.importer.norms import rms_norm
+from onnx_export.importer.operators_of_cells import Scan
+from onnx_export.importer.positions import Orders, linear, scans_of
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -64,11 +67,16 @@ class Chain:
     ):
         self.trace, self.old = trace, old
         self._lags = Lags(old, shifts)
+        self._delays = Delays(trace, self._lags)
+        own = None if shifts or any(number in old for number in trace.unrolled) else scans_of(trace, old)
+        needed = [*outputs.values(), np.array(list(old), np.int64)]
+        self._orders = Orders(trace, own or [], needed if own is not None else [], list(old.values()))
+        self._shapes: dict[bytes, tuple[int, int]] = {}  # [channels, positions] of what layers of frames read
         self.frame = frame
         self._filters: dict[bytes, tuple[set[int], np.ndarray]] = {}  # convolutions over time: frame and outputs
         self._shared: dict[bytes, np.ndarray] = {}  # for the outputs of one of several with the same cache those of all
         ends = self._walk(outputs)
-        if self._share():
+        if self._share() or self._delays.share():
             ends = self._walk(outputs)
         self.depth = len(self._steps)
         self.layers: list = []
@@ -140,6 +148,10 @@ class Chain:
 
     def _last(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]]:
         """The last step before some elements, and what it reads, each in order."""
+        if numbers.tobytes() in self._shapes and (
+            found := self._copied(numbers.reshape(self._shapes[numbers.tobytes()]))
+        ):
+            return found
         if len(each := dict.fromkeys(numbers.tolist())) < len(numbers):
             return self._picked(numbers, np.array(list(each)))
         if (whole := self._shared.get(numbers.tobytes())) is not None:
@@ -147,11 +159,13 @@ class Chain:
         owners = self.trace.owners(numbers)
         if len(owners) == 1 and len(numbers) < owners[0].size and self._is_whole(owners[0]):
             return self._taken(numbers, owners[0])
-        if found := self._cell(numbers, owners):
+        if (whole := self._orders.whole(owners, numbers)) is not None:
+            return self._picked(numbers, whole)
+        if found := self._cell(numbers, owners) or self._at_positions(numbers):
             return found
         block = self._block(numbers)
-        if found := in_frame(self._block, self._lags, block):
-            return (lambda to: to.add(found[0])), [found[1]]
+        if found := in_frame(self._block, self._lags, block, self._zeros):
+            return self._of_frame(*found)
         linear = None if block and block.first in self._negated else affine(self.trace, numbers)
         if linear and (found := over_time(self._lags, linear)):
             if self._lags.cached:
@@ -159,6 +173,11 @@ class Chain:
             return (lambda to: to.filtered(*found[:2])), [found[2]]
         if linear and not self._sums(block, linear.terms):
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
+        if found := self._delays.find(numbers):
+            layer, state, frame, whole = found
+            if not np.array_equal(whole, numbers):
+                return self._picked(numbers, whole)
+            return (lambda to: to.filtered(layer, state)), [frame]
         if len(owners) > 1:
             return self._together(numbers, owners)
         return self._single(block) if block and block.op != "input" else self._taken(numbers, owners[0])
@@ -166,7 +185,7 @@ class Chain:
     def _is_whole(self, block: Block) -> bool:
         """Whether a part of it can't be computed without the rest: a state, or a norm that is written out."""
         state = block.numbers[0] in self.old and block.numbers[-1] in self.old
-        return state or (block.op == "divide" and self._written_norm(block) is not None)
+        return state or self._written_norm(block) is not None
 
     def _sums(self, block: Block | None, terms: np.ndarray) -> bool:
         """Whether it adds what several layers compute, or x itself, so that it is no product of one layer's outputs."""
@@ -181,8 +200,8 @@ class Chain:
             raise Cannot("an output is constant")
         if set(numbers.tolist()) <= set(self.frame.tolist()):
             return self._picked(numbers, self.frame)
-        parts = [numbers[(numbers >= one.first) & (numbers < one.first + one.size)] for one in owners]
-        together = np.concatenate(parts)
+        parts = self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        together = self._orders.join(numbers, parts)
         if np.array_equal(together, numbers):
             return (lambda to: to.concat()), parts
         return self._picked(numbers, together)
@@ -225,9 +244,11 @@ class Chain:
             share = 1 / block.operands[0].shape[1] if op == "mean" else 1.0
             np.add.at(weight, (np.arange(block.size)[:, None], places.reshape(block.size, -1)), share)
             return (lambda to: to.product(weight, np.zeros(block.size))), [terms]
+        if op == "max":
+            return self._largest(block)
         if op == "norm":
             return self._norm(block.node, block.operands[0], constants["eps"])
-        if op == "divide" and (found := self._written_norm(block)):
+        if found := self._written_norm(block):
             return found
         if found := activation(self._block, block):
             layer, factor, x = found
@@ -261,26 +282,51 @@ class Chain:
         kind = cnorm.Multiply if block.op == "multiply" else cnorm.Add
         return (lambda to: to.joined(kind)), [a, b]
 
+    def _largest(self, block: Block) -> tuple[Link, list[np.ndarray]]:
+        rows = block.operands[0]
+        if len(rows) != 1:
+            raise Cannot(f"{block.node}: it takes the largest of {len(rows)} parts of the frame", behind=rows.ravel())
+        size = rows.shape[1]
+        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=1, positions=size))), [rows[0]]
+
     def _norm(self, node: str, rows: np.ndarray, eps: float) -> tuple[Link, list[np.ndarray]]:
         if len(rows) != 1:
             raise Cannot(f"{node}: it normalises {len(rows)} parts of the frame")
         return (lambda to: to.norm(eps)), [rows[0]]
 
     def _written_norm(self, block: Block) -> tuple[Link, list[np.ndarray]] | None:
-        """(x - mean) / sqrt(mean((x - mean)^2) + eps)."""
-        d, s = (operand.ravel() for operand in block.operands)
-        x, root = self._centred(d), self._block(s[:1])
-        if x is None or (s != s[0]).any() or not root or root.op != "root":
-            return None
-        inner, eps = self._block(root.operands[0].ravel()), 0.0
-        if inner and inner.op == "shift":
-            inner, eps = self._block(inner.operands[0].ravel()), float(inner.constants["offset"][0])
-        squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
-        if not squares or squares.op not in ("multiply", "square") or squares.size != len(x):
-            return None
-        if any(not np.array_equal(self._centred(operand.ravel()), x) for operand in squares.operands):
-            return None
-        return self._norm(block.node, x[None], eps)
+        """(x - mean) / sqrt(mean((x - mean)^2) + eps), or x / sqrt(mean(x^2) + eps)."""
+        for d, s in self._quotients(block):
+            root = self._block(s[:1])
+            if (s != s[0]).any() or not root or root.op != "root":
+                continue
+            inner, eps = self._block(root.operands[0].ravel()), 0.0
+            if inner and inner.op == "shift":
+                inner, eps = self._block(inner.operands[0].ravel()), float(inner.constants["offset"][0])
+            squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
+            if not squares or squares.op not in ("multiply", "square") or squares.size != len(d):
+                continue
+            x = self._centred(d)
+            if x is not None and all(_same_elements(self._centred(one.ravel()), x) for one in squares.operands):
+                return self._norm(block.node, x[None], eps)
+            if all(_same_elements(operand.ravel(), d) for operand in squares.operands):
+                y = rms_norm(self.trace, block.node, Elements(d[None]), eps).numbers[0]
+                return self._picked(y, self.trace.owners(y)[0].numbers)
+        return None
+
+    def _quotients(self, block: Block) -> list[tuple[np.ndarray, np.ndarray]]:
+        """What is divided by what: in a quotient, or in a product with a reciprocal."""
+        if block.op not in ("divide", "multiply"):
+            return []
+        a, b = (operand.ravel() for operand in block.operands)
+        if block.op == "divide":
+            return [(a, b)]
+        pairs = []
+        for d, other in ((a, b), (b, a)):
+            inverse = self._block(other[:1])
+            if (other == other[0]).all() and inverse and inverse.op == "reciprocal":
+                pairs.append((d, np.repeat(inverse.operands[0].ravel(), len(d))))
+        return pairs
 
     def _centred(self, d: np.ndarray) -> np.ndarray | None:
         """x of x - mean(x)."""
@@ -294,13 +340,44 @@ class Chain:
 
     # ------------------------------------------------------------------ cells
 
+    def _zeros(self, numbers: np.ndarray) -> np.ndarray:
+        """Which elements are constants of 0."""
+        zeros = np.zeros(numbers.shape, bool)
+        for block in self.trace.owners(numbers):
+            if block.op == "constant":
+                at = numbers - block.first
+                inside = (at >= 0) & (at < block.size)
+                zeros[inside] = np.asarray(block.constants["value"])[at[inside]] == 0
+        return zeros
+
+    def _at_positions(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
+        """A product for each position."""
+        found = linear(self.trace, numbers)
+        return found and ((lambda to: to.add(found[0])), [found[1]])
+
+    def _copied(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
+        """Rows of a frame, moved by some positions with zeros behind them."""
+        shape = self._shapes.get(numbers.tobytes())
+        x = numbers.reshape(shape) if shape else numbers
+        found = unfolding(x, self._zeros(x)) if shape and self._zeros(x).any() else None
+        return found and self._of_frame(*found)
+
+    def _of_frame(self, layer, x: np.ndarray) -> tuple[Link, list[np.ndarray]]:
+        """A layer that reads a frame of [channels, positions]."""
+        self._shapes[x.tobytes()] = x.shape
+        return (lambda to: to.add(layer)), [x.ravel()]
+
     def _cell(self, numbers, owners) -> tuple[Link, list[np.ndarray]] | None:
+        if scan := self._orders.scan_of.get(owners[0].first):
+            return self._scanned(scan) if np.array_equal(scan.whole().ravel(), numbers) else None
         nodes = [block for block in owners if block.op in ("LSTM", "GRU", "RNN")]
         if nodes and np.array_equal(numbers, np.concatenate([block.numbers for block in nodes])):
             return self._node_cell(nodes)
         if len(owners) == 1 and (found := written_cell(self.trace, numbers, self.old)):
-            layer, cell = _layer_of(found), Cell(found.new, found.old)
+            layer, cell = of_written(found), Cell(found.new, found.old)
             return (lambda to: to.cell(layer, cell)), [found.x]
+        if len(owners) == 1 and (made := linear_recurrence(self.trace, numbers, self.old)):
+            return (lambda to: to.cell(*made[:2])), [made[2]]
         return None
 
     def _node_cell(self, nodes: list[Block]) -> tuple[Link, list[np.ndarray]]:
@@ -312,6 +389,24 @@ class Chain:
         if backward != [False]:
             raise Cannot(f"{nodes[0].node}: a cell that reads the sequence from its end only")
         return (lambda to: to.cell(*made[0])), [x]
+
+    def _scanned(self, scan: Scan) -> tuple[Link, list[np.ndarray]]:
+        """A cell over the positions of a frame, or one for each of them."""
+        reads, positions = [scan.read().ravel()], scan.read().shape[1]
+        made = [of_operator(scan.kind, cell) for cell in scan.cells]
+        back = [cell["backward"] for cell in scan.cells]
+        if scan.over:
+            if any(not self._zeros(start).all() for start in scan.start):
+                raise Cannot(f"{scan.node}: its {positions} steps are positions of a frame, and begin with no zeros")
+            return (lambda to: to.over_positions(made, positions, back[0])), reads
+        if back != [False]:
+            raise Cannot(f"{scan.node}: a cell of {positions} rows that reads two directions, or from the end")
+        new = {"h": scan.whole().ravel()} | ({"c": scan.ways[0][1].T.ravel()} if scan.kind == "LSTM" else {})
+        old = {name: start[0].T.ravel() for name, start in zip(new, scan.start, strict=False)}
+        for name, numbers in new.items():
+            if [self.old.get(number, -1) for number in numbers.tolist()] != old[name].tolist():
+                raise Cannot(f"{scan.node}: its initial {name} of {positions} rows is not what an output gives back")
+        return (lambda to: to.per_position(made[0], positions, Cell(new, old))), reads
 
     def _from_node(self, block: Block):
         names = ["h", "c"][: len(block.operands) - 1]
@@ -328,44 +423,9 @@ class Chain:
             values = self.trace.lowered(Elements(start))
             if isinstance(values, np.ndarray) and values.any():
                 weights[f"{name}0"] = values.astype(np.float32)
-        kind, constants = block.op, block.constants
-        preset = "onnx_linear_before_reset" if constants["reset_after"] and kind == "GRU" else "onnx"
-        return (kind, weights, replace(cnorm.PRESETS[kind, preset], **constants["functions"])), Cell(new, old)
+        return of_operator(block.op, block.constants | {"weights": weights}), Cell(new, old)
 
 
-def _layer_of(found: Found):
-    """Kind, tensors, spec and eps of a written cell, whose gates are in the order of the kernels."""
-    gates = GATES[found.kind]
-    parts = {name: np.asarray(array, np.float32) for name, array in found.parts.items()}
-    if found.fields["scope"] == "none" and not {"gain_c", "weight_p", "bias_p"} & parts.keys():
-        return _plain_layer(found, parts)
-    tensors, triples = {}, []
-    for name, array in parts.items():
-        rows = f"{len(gates)}H" if len(gates) > 1 else "H"
-        shape = {"weight_x": f"{rows} I", "weight_h": f"{rows} P" if "weight_p" in parts else f"{rows} H"}
-        shape |= {"weight_p": "P H", "bias_p": "P", "bias_n": "H", "gain_c": "H", "bias_c": "H"}
-        meaning = "bias_h[n]" if name == "bias_n" else name
-        triples.append((name, shape.get(name, rows), meaning))
-        tensors[name] = array if name in ("weight_p",) else array.reshape(-1, *array.shape[2:])
-        if name in ("bias_p", "bias_n", "gain_c", "bias_c"):
-            tensors[name] = array
-    spec = cnorm.CellSpec(
-        found.kind, "written", "written out in an ONNX file", gates, tuple(triples), eps=found.eps, **found.fields
-    )
-    return found.kind, tensors, spec
-
-
-def _plain_layer(found: Found, parts):
-    """A cell without norms or projection, under the names of ONNX' operators."""
-    preset = cnorm.PRESETS[found.kind, "onnx_linear_before_reset" if found.fields.get("reset") == "after" else "onnx"]
-    at = [GATES[found.kind].index(gate) for gate in preset.gates]
-    bias_h = np.zeros_like(parts["bias"])
-    if "bias_n" in parts:
-        bias_h[2] = parts["bias_n"]
-    order = {name: array[at] for name, array in parts.items() if array.ndim > 1}
-    tensors = {
-        "W": order["weight_x"].reshape(1, -1, order["weight_x"].shape[-1]),
-        "R": order["weight_h"].reshape(1, -1, order["weight_h"].shape[-1]),
-        "B": np.concatenate([order["bias"].ravel(), bias_h[at].ravel()])[None],
-    }
-    return found.kind, tensors, replace(preset, **found.fields)
+def _same_elements(one: np.ndarray | None, other: np.ndarray) -> bool:
+    """Whether they are the same, in any order."""
+    return one is not None and np.array_equal(np.sort(one), np.sort(other))

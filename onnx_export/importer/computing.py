@@ -7,7 +7,7 @@ returns its outputs. The blocks that they add have these operations:
     conv         a convolution with `weight` and `options` of `x` [channels, positions], see `windows.py`
     scale        the operand times `factor`, shift: plus `offset`; both [size] in float64
     add, subtract, multiply, divide   of two operands, element by element
-    mean, sum    of each row
+    mean, sum, max    of each row
     square, root, reciprocal          of each element
     norm         layer norm of each row, without gain and bias, with `eps`
     integer      each element as an integer, which only an embedding takes
@@ -30,6 +30,7 @@ from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
 from onnx_export.importer.matrices import average_pool, einsum, global_average, reduction
 from onnx_export.importer.operators_of_cells import recurrent
+from onnx_export.importer.transposed import transposed
 from onnx_export.importer.windows import convolution
 
 __all__ = ["COMPUTING"]
@@ -211,6 +212,21 @@ def _softmax(trace, node, attributes, inputs, outputs):
     return [trace.add("softmax", node, x.shape, [rows])]
 
 
+def _log_softmax(trace, node, attributes, inputs, outputs):
+    """x - m - log(sum(exp(x - m))) with the largest m of each row: the log of a softmax would be -inf below -103."""
+    (p,) = _softmax(trace, node, attributes, inputs, outputs)  # for the places of the rows
+    block = trace.owner(int(p.numbers.flat[0]))
+    rows = block.operands[0]
+    x = Elements(rows)
+    top = trace.add("max", node, (len(rows), 1), [rows])
+    d = trace.add("subtract", node, x.shape, [each(x), np.repeat(top.numbers, rows.shape[1], axis=1).reshape(-1, 1)])
+    e = trace.add("exp", node, x.shape, [each(d)])
+    total = trace.add("sum", node, (len(rows), 1), [e.numbers])
+    log = trace.add("log", node, total.shape, [each(total)])
+    y = trace.add("subtract", node, x.shape, [each(d), np.repeat(log.numbers, rows.shape[1], axis=1).reshape(-1, 1)])
+    return [Elements(y.numbers.ravel()[p.numbers - block.first])]
+
+
 def _gelu(trace, node, attributes, inputs, outputs):
     op = {b"none": "gelu", b"tanh": "gelu_tanh"}[attributes.get("approximate", b"none")]
     return _function(op)(trace, node, {}, inputs, outputs)
@@ -303,17 +319,6 @@ def _gemm(trace, node, attributes, inputs, outputs):
 # ---------------------------------------------------------------------------------------------- norms
 
 
-def _layer_norm(trace, node, attributes, inputs, outputs):
-    x, gain, bias = (*inputs, None)[:3]
-    if outputs > 1 or is_elements(gain) or is_elements(bias):
-        raise Cannot("its scale and bias must be constants, its statistics unused")
-    axis = attributes.get("axis", -1) % len(x.shape)
-    rows = x.numbers.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
-    y = trace.add("norm", node, x.shape, [rows], eps=float(attributes.get("epsilon", 1e-5)))
-    y = scale(trace, node, y, gain)
-    return [y if bias is None else shift(trace, node, y, bias)]
-
-
 def _batch_norm(trace, node, attributes, inputs, outputs):
     x, *constants = inputs
     if attributes.get("training_mode") or any(is_elements(value) for value in constants):
@@ -339,12 +344,12 @@ COMPUTING: dict[str, Callable] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": convolution,
+    "ConvTranspose": transposed,
     "Einsum": einsum,
     "ReduceMean": reduction("mean"),
     "ReduceSum": reduction("sum"),
     "GlobalAveragePool": global_average,
     "AveragePool": average_pool,
-    "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
     "LSTM": recurrent("LSTM"),
     "GRU": recurrent("GRU"),
@@ -362,6 +367,7 @@ COMPUTING: dict[str, Callable] = {
     "Where": _where,
     "PRelu": _prelu,
     "Softmax": _softmax,
+    "LogSoftmax": _log_softmax,
     "Gelu": _gelu,
     "Erf": _function("erf"),
     "Elu": _function("elu", alpha=1.0),

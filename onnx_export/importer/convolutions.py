@@ -13,7 +13,7 @@ from onnx_export.importer.elements import Block
 from onnx_export.importer.joining import Cell
 from onnx_export.importer.shifts import Shifts
 
-__all__ = ["Lags", "in_frame", "over_time"]
+__all__ = ["Lags", "in_frame", "over_time", "unfolding"]
 
 
 class Lags:
@@ -56,13 +56,17 @@ class Lags:
         """For each of some elements the new one, and the steps since."""
         if self.cached:
             return [self._of.get(number) for number in numbers.tolist()]
-        lags, places = self._place[:, numbers]
+        known = numbers < self._place.shape[1]  # others were added behind the trace, by `Chain`
+        lags, places = np.where(known, self._place[:, np.where(known, numbers, 0)], -1)
         heads = self._linked[0, places]
         return [None if lag < 0 else (head, lag) for head, lag in zip(heads.tolist(), lags.tolist(), strict=True)]
 
-    def chains(self, found: list[tuple[int, int]]) -> np.ndarray | None:
-        """The frames [history + 1, n] that a layer keeps which reads some, the new one first; None if caches differ."""
-        heads = sorted({head for head, _ in found})
+    def chains(self, found: list[tuple[int, int]], *, ordered: bool = False) -> np.ndarray | None:
+        """The frames [history + 1, n] that a layer keeps which reads some, the new one first; None if caches differ.
+
+        The elements have the order of their numbers or, with `ordered`, of `found`.
+        """
+        heads = [head for head, _ in found] if ordered else sorted({head for head, _ in found})
         if not self.cached:
             return self._linked[: max(lag for _, lag in found) + 1, self._place[1, heads]]
         chains = [[head, *self._chains[head]] for head in heads]
@@ -92,8 +96,11 @@ def over_time(lags: Lags, linear: Affine) -> tuple[cnorm.CausalConv1d, Cell, np.
     return layer, Cell({"f": frames[1:].ravel()}, {"f": frames[:-1].ravel()}), frames[-1]
 
 
-def in_frame(block_of: Callable, lags: Lags, block: Block | None) -> tuple[cnorm.Conv1d, np.ndarray] | None:
-    """The layer and what it reads, of all elements of a convolution, scaled and shifted by channel; None for others."""
+def in_frame(block_of: Callable, lags: Lags, block: Block | None, zero: Callable):
+    """The layer and what it reads, of all elements of a convolution, scaled and shifted by channel; None for others.
+
+    `zero` tells which of some elements are constants of 0. What the layer reads has the shape [channels, positions].
+    """
     factor, offset = np.ones(1), np.zeros(1)
     while block and block.op in ("scale", "shift"):
         if block.op == "scale":
@@ -105,16 +112,93 @@ def in_frame(block_of: Callable, lags: Lags, block: Block | None) -> tuple[cnorm
         return None
     weight, options, x = (block.constants[name] for name in ("weight", "options", "x"))
     places = block.size // len(weight)
-    if any(found and found[1] for found in lags.of(x.ravel())):
-        return None  # frames of before
+    if any(found and found[1] for found in lags.of(x.ravel())) and not _rows_of_steps(lags, x):
+        return None  # a window over frames of before
     factor, offset = (np.broadcast_to(one, block.size).reshape(-1, places) for one in (factor, offset))
     if any((one != one[:, :1]).any() for one in (factor, offset)):
         return None
-    x, padding = _unreflected(x) if options["padding"] == (0, 0) else (x, (0, 0))
-    more = {"padding_mode": "reflect", "padding": padding} if any(padding) else {}
-    weight = (weight * factor[:, :1, None]).astype(np.float32)
+    weight = weight * factor[:, :1, None]
     bias = offset[:, 0].astype(np.float32) if offset.any() else None
-    return cnorm.Conv1d(weight, bias, positions=x.shape[1], **options | more), x.ravel()
+    return _layer(weight, bias, x, options, zero(x))
+
+
+def _rows_of_steps(lags: Lags, x: np.ndarray) -> bool:
+    """Whether each row of several positions is of one step."""
+    steps = np.array([found[1] if found else 0 for found in lags.of(x.ravel())]).reshape(x.shape)
+    return lags.cached and x.shape[1] > 1 and bool((steps == steps[:, :1]).all())
+
+
+def _layer(weight: np.ndarray, bias, x: np.ndarray, options: dict, zeros: np.ndarray):
+    """A layer with the weight of a convolution of x, some of whose elements are zeros, and what it reads."""
+    inside = np.flatnonzero(~zeros.all(axis=0))
+    if not len(inside):
+        return None
+    first, last = int(inside[0]), int(inside[-1])
+    step = int(inside[1] - inside[0]) if len(inside) > 1 else 1
+    before, after = options["padding"][0] + first, options["padding"][1] + x.shape[1] - 1 - last
+    even = np.array_equal(inside, np.arange(first, last + 1, step))
+    if (step > 1 or min(before, after) < 0) and even and options["stride"] == 1:
+        return _stretched(weight, bias, x[:, inside], options | {"stride": step, "padding": (before, after)})
+    if min(before, after) < 0:
+        return None
+    x, zeros = x[:, first : last + 1], zeros[:, first : last + 1]
+    more = {}
+    if zeros.any() and weight.shape[2] == 1 and options["groups"] == 1:
+        weight, x, (left, right) = _unfolded(weight, x, zeros)
+        before, after = before + left, after + right
+    elif not any((before, after, zeros.any())):
+        x, (before, after) = _unreflected(x)
+        more = {"padding_mode": "reflect"} if any((before, after)) else {}
+    options = options | more | {"padding": (before, after)}
+    return cnorm.Conv1d(weight.astype(np.float32), bias, positions=x.shape[1], **options), x
+
+
+def _unfolded(weight: np.ndarray, x: np.ndarray, zeros: np.ndarray):
+    """A convolution of one tap over rows that are others moved by some positions, as one of several taps of these."""
+    base = np.flatnonzero(~zeros.any(axis=1))
+    base = base[np.sort(np.unique(x[base, 0], return_index=True)[1])]
+    places = {number: (row, at) for row, each in enumerate(x[base].tolist()) for at, number in enumerate(each)}
+    moved = []
+    for each, none in zip(x.tolist(), zeros.tolist(), strict=True):
+        found = {(row, at - place) for place, (n, z) in enumerate(zip(each, none, strict=True)) if not z
+                 for row, at in [places.get(n, (-1, 0))]}  # fmt: skip
+        if len(found) != 1 or min(found)[0] < 0 or sum(none) != min(abs(min(found)[1]), len(each)):
+            return weight, x, (0, 0)
+        moved.append(found.pop())
+    low, high = min(by for _, by in moved), max(by for _, by in moved)
+    wide = np.zeros((len(weight), len(base), high - low + 1))
+    for column, (row, by) in enumerate(moved):
+        wide[:, row, by - low] += weight[:, column, 0]
+    return wide, x[base], (-low, high)
+
+
+def unfolding(x: np.ndarray, zeros: np.ndarray) -> tuple[cnorm.Conv1d, np.ndarray] | None:
+    """A layer that copies rows, moved by some positions with zeros behind them, and the rows that it reads."""
+    wide, base, padding = _unfolded(np.eye(len(x))[:, :, None], x, zeros)
+    if base is x:
+        return None
+    groups = 1
+    if len(x) % len(base) == 0 and not wide[~_blocks(len(x), len(base))].any():
+        groups, wide = len(base), wide[_blocks(len(x), len(base))].reshape(len(x), 1, -1)
+    return cnorm.Conv1d(wide.astype(np.float32), positions=x.shape[1], padding=padding, groups=groups), base
+
+
+def _blocks(rows: int, columns: int) -> np.ndarray:
+    """The places of a matrix of as many blocks, one for each column."""
+    return np.arange(rows)[:, None] // (rows // columns) == np.arange(columns)
+
+
+def _stretched(weight: np.ndarray, bias, x: np.ndarray, options: dict):
+    """A convolution over positions with zeros between them, as the transpose of one with a stride."""
+    reach = (weight.shape[2] - 1) * options["dilation"]
+    before, after = (reach - padding for padding in options["padding"])
+    more = max(0, -after)
+    if before < 0 or more >= max(options["stride"], options["dilation"]):
+        return None
+    parts = weight[:, :, ::-1].reshape(options["groups"], -1, *weight.shape[1:])
+    turned = np.moveaxis(parts, 1, 2).reshape(len(x), -1, weight.shape[2])
+    options = options | {"padding": (before, max(0, after)), "output_padding": more}
+    return cnorm.ConvTranspose1d(turned.astype(np.float32), bias, positions=x.shape[1], **options), x
 
 
 def _unreflected(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:

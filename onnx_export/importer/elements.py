@@ -68,10 +68,14 @@ class Block:
     def part(self, at: np.ndarray) -> Block | None:
         """Some of its elements as a block of their own; None if they are not whole rows, or it has no rows.
 
+        One row that is normalised may be in another order.
+
         Its `first` is that of the whole block.
         """
         if not self.operands or self.op in ("LSTM", "GRU", "RNN", "conv"):
             return None
+        if self.op in ("norm", "softmax") and len(self.operands[0]) == 1 and len(np.unique(at)) == self.size:
+            return Block(self.op, self.node, self.first, self.size, (self.operands[0][:, at],), self.constants)
         width = self.size // len(self.operands[0])
         rows = at[::width] // width
         if not np.array_equal(at, (rows[:, None] * width + np.arange(width)).ravel()):

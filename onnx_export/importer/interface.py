@@ -180,6 +180,12 @@ def plan(
             if trace.repeated:
                 raise NotImported("a Loop takes a stored number of steps: export it for any number, or as a Scan")
             plans = list(_plans(model, trace, read, states, frames))
+    if read.time_axes and not read.shifts and not any(not found.faults for found in plans):
+        frame = _one_frame(model, read, dims)
+        one = frame and Trace(model, frame.shapes, frame.constants)
+        others = list(_plans(model, one, frame, states, frames)) if one else []
+        if any(not found.faults for found in others) or (trace.faults and one and not one.faults):
+            read, trace, plans = frame, one, others
     written = [] if read.shifts else unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)
     if written and not found.states and not found.chain.cells:
@@ -194,6 +200,17 @@ def _whole(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> I
     value = next(value for value in model.graph.input if value.name == name)
     shape = shape_of(value, dims, 1, None)
     return replace(inputs, shapes=inputs.shapes | {name: shape}, steps=shape[axis])
+
+
+def _one_frame(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> Inputs | None:
+    """The same inputs where the steps of a recurrent operator are positions of one frame; None if any number fits."""
+    ((name, axis),) = inputs.time_axes.items()
+    value = next(value for value in model.graph.input if value.name == name)
+    shape = shape_of(value, dims, 0, None)
+    if not shape[axis]:
+        return None
+    given = {"time_axes": {}, "output_axes": {}, "mixed": [], "faults": []}
+    return replace(inputs, shapes=inputs.shapes | {name: shape_of(value, dims, 1, None)}, steps=1, **given)
 
 
 def _names(values) -> str:
@@ -272,7 +289,7 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
     outputs = {name: trace.values.get(name) for name in _outputs(model)}
     known = {name: value for name, value in outputs.items() if isinstance(value, Elements)}
     for chosen, names, pairs in islice(assignments(trace, inputs, known, states, frames), MAX_PAIRINGS):
-        old = dict(trace.unrolled)
+        old = dict(trace.unrolled) if inputs.time_axes or trace.loops else {}  # else its steps are positions of a frame
         for name, result in pairs.items():
             old |= dict(zip(_flat(known[result]), _flat(trace.values[name]), strict=True))
         xs, ys = [trace.values[name].numbers for name in chosen], {n: known[n].numbers.ravel() for n in names}
@@ -347,8 +364,22 @@ def _likeness(found: Plan) -> float:
 
 
 def _check_names(found: Plan, states) -> None:
-    """Refuse a cache of one frame where the output that gives it back has the frame's name rather than its own."""
+    """Refuse what the names say otherwise where structure alone decides too little.
+
+    That is a cache of one frame whose output has the frame's name rather than its own, and a sum of frames, as h = a h
+    + x is no other if h and x change places.
+    """
+    sums = {int(n) for cell in found.chain.cells if cell.is_sum for n in cell.new["h"]}
     for name, result in found.states.items():
+        for frame in (
+            found.frames if name not in states and sums.intersection(_flat(found.trace.values[result])) else ()
+        ):
+            same = _numbers(found, frame).size == _numbers(found, name).size
+            if same and alike(frame, result) >= alike(name, result):
+                raise NotImported(
+                    f"the output {quoted(result)} is a sum, of which {quoted(name)} or {quoted(frame)} may be the "
+                    f"state: say which by states={{{name!r}: {result!r}}}"
+                )
         for frame in found.frames:
             same = np.array_equal(_numbers(found, frame), _numbers(found, result))
             if same and name not in states and alike(frame, result) > alike(name, result):
@@ -394,7 +425,7 @@ def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, 
     if chain.faults:
         return
     new = {int(n) for cell in chain.cells for numbers in cell.new.values() for n in numbers}
-    used = Counter(int(n) for cell in chain.cells for numbers in cell.old.values() for n in numbers)
+    used = Counter(n for cell in chain.cells for n in {int(n) for numbers in cell.old.values() for n in numbers})
     for name, result in pairs.items():
         if any(used[n] > 1 for n in _flat(trace.values[name])):
             chain.faults.append(f"input {quoted(name)}: it is the state of two layers")

@@ -18,6 +18,7 @@ from cnorm.layers.base import INPUT, with_name
 from cnorm.layers.taps import PARTS
 from onnx_export.importer.affine import MAX_FACTOR
 from onnx_export.importer.elements import Cannot
+from onnx_export.importer.selecting import box
 
 __all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]
 
@@ -33,6 +34,11 @@ class Cell:
 
     new: dict[str, np.ndarray]
     old: dict[str, np.ndarray]
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a linear recurrence, whose h and c are the same elements."""
+        return "c" in self.new and np.array_equal(self.new["h"], self.new["c"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +93,9 @@ class Joined:
                 self._flush()
             if place in tapped:
                 self._named[place] = self._name(next((name for name, end in ends.items() if end == place), ""))
+        if steps and self._named[FRAME] == INPUT and FRAME in ends.values():  # an output that is the frame as it is
+            self._slice(INPUT, 0, size)
+            self._named[FRAME] = self._name(next(name for name, end in ends.items() if end == FRAME))
         self.names = {} if single else {output: self._named[end] for output, end in ends.items()}
 
     def _name(self, output: str = "") -> str:
@@ -189,6 +198,16 @@ class Joined:
         self.add(layer)
         self.cells.append(cell)
 
+    def per_position(self, made, positions: int, cell: Cell) -> None:
+        self._flush()
+        self.add(cnorm.PerPosition(self._cell_layer(made), positions=positions))
+        self.cells.append(cell)
+
+    def over_positions(self, made: list, positions: int, reverse: bool) -> None:
+        self._flush()
+        one, both = (*map(self._cell_layer, made), None)[:2]
+        self.add(cnorm.OverPositions(one, positions=positions, reverse=reverse, both=both))
+
     def both(self, made: list) -> None:
         self._flush()
         self.add(cnorm.Bidirectional(*(self._cell_layer(one) for one in made)))
@@ -198,6 +217,8 @@ class Joined:
         kind, weights, preset = made
         if self._weight is not None or self._eps is not None:
             self._flush()
+        if self._index is not None and "W" not in weights and self._offset.any():
+            self._flush()  # a cell that is written out has no bias of x alone, which its norms may cover
         if self._index is not None:
             name = "W" if "W" in weights else "weight_x"
             whole = weights[name].astype(np.float64)
@@ -248,26 +269,38 @@ class Joined:
         self._forget()
 
     def _select(self, index: np.ndarray, factor: np.ndarray, offset: np.ndarray) -> None:
-        """Layers for elements that are selected, scaled and shifted where no product follows."""
-        in_order = np.array_equal(index, index[0] + np.arange(len(index)))
-        if offset.any() or not in_order:
+        """Layers for elements that are selected, then scaled and shifted, where no product follows."""
+        if not np.array_equal(index, np.arange(self.size)):
+            self._moved(index)
+        size = self.size
+        if offset.any() and size * size <= MAX_SELECTED:
+            self.layers.append(cnorm.Linear(np.diag(factor), offset))
+        elif offset.any():  # a channel for each element
+            self.layers.append(cnorm.Conv1d(factor.reshape(-1, 1, 1), offset, positions=1, groups=size))
+        elif (factor != 1).any():
+            self.layers.append(cnorm.Scale(factor))
+
+    def _moved(self, index: np.ndarray) -> None:
+        """Layers that copy the elements of an index; a product where these are not the box of an array."""
+        self._sized()
+        moves = box(index, self.size)
+        if moves is None:
             if len(index) * self.size > MAX_SELECTED:
-                raise Cannot(f"{len(index)} elements are selected, reordered or shifted where no product follows")
+                raise Cannot(f"{len(index)} elements are selected or reordered where no product follows")
             weight = np.zeros((len(index), self.size), np.float32)
-            weight[np.arange(len(index)), index] = factor
-            self.layers.append(cnorm.Linear(weight, offset if offset.any() else None))
-            self.size = len(index)
-            return
-        if len(index) < self.size:
-            self._sized()
-            first, last = int(index[0]), self.layers[-1]
+            weight[np.arange(len(index)), index] = 1
+            self.layers.append(cnorm.Linear(weight))
+        for kind, numbers, axes in moves or []:
+            if kind == "permute":
+                self.layers.append(cnorm.Permute(numbers, axes))
+                continue
+            start, stop, last = *numbers, self.layers[-1]
             if isinstance(last, cnorm.Slice) and last.name is None:  # nothing else reads it
                 self.layers.pop()
-                self._slice(last.of, last.start + first, last.start + first + len(index))
+                self._slice(last.of, last.start + start, last.start + stop)
             else:
-                self._slice(self._name(), first, first + len(index))
-        if (factor != 1).any():
-            self.layers.append(cnorm.Scale(factor))
+                self._slice(self._name(), start, stop)
+        self.size = len(index)
 
     def _sized(self) -> None:
         """Begin with a layer that has a size, as `Slice` has none: the frame times 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,11 +12,49 @@ from onnx_export.graph.tables import FUNCTIONS
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.recurrent import Cell
 
-__all__ = ["recurrent"]
+__all__ = ["Scan", "recurrent"]
 
 MAX_STEPS = 1 << 14  # of one call
 
 _NAMES = {operator.lower(): name for name, operator in FUNCTIONS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A recurrent operator.
+
+    Attributes
+    ----------
+    kind, node : str
+    x : ndarray of int64
+        Numbers [steps, rows, inputs].
+    ways : list of (ndarray, ndarray)
+        For each direction the outputs [steps, rows, units], and the last c [rows, units] (of a GRU or RNN: h).
+    start : tuple of ndarray
+        Initial h and c [directions, rows, units].
+    cells : list of dict
+        What each direction's blocks have as constants.
+    """
+
+    kind: str
+    node: str
+    x: np.ndarray
+    ways: list[tuple[np.ndarray, np.ndarray]]
+    start: tuple[np.ndarray, np.ndarray]
+    cells: list[dict]
+
+    @property
+    def over(self) -> bool:
+        """Whether it has several steps."""
+        return len(self.x) > 1
+
+    def whole(self) -> np.ndarray:
+        """All that the layer gives, [outputs, positions]."""
+        return np.concatenate([(y[:, 0] if self.over else y[0]).T for y, _ in self.ways])
+
+    def read(self) -> np.ndarray:
+        """What the layer reads, [inputs, positions]."""
+        return (self.x[:, 0] if self.over else self.x[0]).T
 
 
 def recurrent(kind: str) -> Callable:
@@ -35,16 +74,18 @@ def recurrent(kind: str) -> Callable:
             raise Cannot(f"it takes {len(steps)} steps, the limit is {MAX_STEPS}")
         trace.sequences.append(steps)
         rows = steps.shape[1]
-        if rows != 1 and not trace.rows:
+        if rows != 1 and len(steps) != 1 and not trace.rows:
             raise Cannot(f"it takes {rows} rows at once, wanted 1")
         h, c = (_initial(trace, node, value, (np.shape(r)[0], rows, np.shape(r)[2])) for value in (h, c))
-        ways = []
+        ways, cells = [], []
         for i, direction in enumerate(node_cell.directions):
             weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
             cell = {"weights": weights, "backward": direction == "reverse"}
             cell |= {"reset_after": node_cell.linear_before_reset, "functions": _functions(node_cell, i)}
             each = [_way(trace, node, kind, steps[:, j], cell | {"start": (h[i, j], c[i, j])}) for j in range(rows)]
             ways.append([np.stack(parts, axis=-2) for parts in zip(*each, strict=True)])
+            cells.append(cell)
+        trace.scans.append(Scan(kind, node, steps, [(way[0], way[2]) for way in ways], (h, c), cells))
         return _outputs(ways, kind)
 
     return apply

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from cnorm.layers.embedding import in_tokens
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
@@ -23,16 +22,20 @@ from onnx_export.importer.interface import Plan
 from onnx_export.nodes import subgraphs
 from onnx_export.ort import CannotRun, Session
 from onnx_export.parity import check_parity
+from onnx_export.parity_recordings import Domain
 
 __all__ = ["FileRun", "prove"]
 
 SATURATED, SATURATING = 20.0, ("tanh", "sigmoid")  # beyond, they are 1 in float32, whatever is clipped
+LEAST = 0.25  # of what must be positive in whole calls, whose bound varies x by its rounding beside 1
+STEPS, LEAST_STEPS = 64, 8  # that are compared: all states at each, so few show what is wired wrong
+NODES = 100  # of a file up to which it is so many: each takes float64's evaluator about 0.3 ms a step
 MOST_ROWS = 1024  # that are run together
 FILE = "file/"  # prefix of the file's names in the copy that is checked
 
 
-def prove(model, onnx_model: onnx.ModelProto, found: Plan):
-    """Compare a model with the file it was read from.
+def prove(model, onnx_model: onnx.ModelProto, found: Plan, narrow: onnx.ModelProto | None = None):
+    """Compare a model with the file it was read from, and single steps with the same file in 16 bits, `narrow`.
 
     Returns
     -------
@@ -52,21 +55,30 @@ def prove(model, onnx_model: onnx.ModelProto, found: Plan):
             )
     report = None
     if found.inputs.steps == 1 and not any(layer.kind == "Bidirectional" for layer in model.layers):
-        report = check_parity(model, standard(model, onnx_model, found))
-        if not report.ok:
-            what = "the layers do not compute what the file does"
-            engines = {row.engine for row in report.rows if not row.ok and row.against == "float64"}
-            if engines and "cnorm" not in engines:
-                what = "the layers agree with float64, but onnxruntime is beyond the bound, so nothing is proved"
-            raise NotImported(f"{what}: {report.verdict}")
+        report = _compared(model, standard(model, onnx_model, found))
+        if narrow:
+            _compared(model, standard(model, narrow, found, TensorProto.FLOAT16))
     if found.time_axis is not None:
         _check_run(model, onnx_model, found)
     _check_open(model, onnx_model, found)
     return report
 
 
-def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto:
-    """A copy of the file that computes one step with the inputs x, h0_in, ... and the outputs y, h0_out, ..."""
+def _compared(model, onnx_model: onnx.ModelProto):
+    steps = max(LEAST_STEPS, min(STEPS, STEPS * NODES // len(onnx_model.graph.node)))
+    report = check_parity(model, onnx_model, steps=steps)
+    if not report.ok:
+        what = "the layers do not compute what the file does"
+        engines = {row.engine for row in report.rows if not row.ok and row.against == "float64"}
+        if engines and "cnorm" not in engines:
+            what = "the layers agree with float64, but onnxruntime is beyond the bound, so nothing is proved"
+        raise NotImported(f"{what}: {report.verdict}")
+    return report
+
+
+def standard(model, onnx_model: onnx.ModelProto, found: Plan, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """A copy of the file that computes one step with the inputs x, h0_in, ... and the outputs y, h0_out, ..., of a type
+    that its floats have."""
     # onnxruntime 1.32 can't inline an If whose branches read names that were changed
     copy = _prefixed(without_branches(onnx_model, found.trace.taken))
     graph = copy.graph
@@ -77,21 +89,23 @@ def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto
     places = [(cell, key) for cell in cells for key in cell.new]  # in the order of the table: h0, c0, h1, ...
     numbers = dict(zip(names, places, strict=True))
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
-    front, behind = _front(found, units, numbers), _behind(found, units, numbers, types)
+    front, behind = _front(found, units, numbers), _behind(found, units, numbers, types, kind)
     kept = [tensor for tensor in graph.input if tensor.name in {t.name for t in graph.initializer}]
     nodes = [*front, *graph.node]
-    _open_states(nodes, found, numbers)
+    _open_states(nodes, found, numbers, kind)
     del graph.input[:], graph.output[:], graph.node[:], graph.value_info[:]
     graph.input.extend(kept)
     size = model.input_size
-    graph.input.append(helper.make_tensor_value_info("x", 1, [1, size]))
-    graph.input.extend(helper.make_tensor_value_info(f"{name}_in", 1, [1, n]) for name, n in units.items())
-    graph.output.append(helper.make_tensor_value_info("y", 1, [1, model.output_size]))
-    graph.output.extend(helper.make_tensor_value_info(f"{name}_out", 1, [1, n]) for name, n in units.items())
+    graph.input.append(helper.make_tensor_value_info("x", kind, [1, size]))
+    graph.input.extend(helper.make_tensor_value_info(f"{name}_in", kind, [1, n]) for name, n in units.items())
+    graph.output.append(helper.make_tensor_value_info("y", kind, [1, model.output_size]))
+    graph.output.extend(helper.make_tensor_value_info(f"{name}_out", kind, [1, n]) for name, n in units.items())
     graph.node.extend([*nodes, *behind])
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(a), FILE + name) for name, a in found.inputs.constants.items()
-    )
+    constants = {name: np.array(array) for name, array in found.inputs.constants.items()}
+    for name, array in constants.items():
+        narrow = kind != TensorProto.FLOAT and array.dtype == np.float32
+        array = array.astype(helper.tensor_dtype_to_np_dtype(kind)) if narrow else array
+        graph.initializer.append(numpy_helper.from_array(array, FILE + name))
     described = json.loads(configuration(model.layers, model.outputs)) | {"states": table}  # with initial states
     helper.set_model_props(copy, {METADATA_KEY: json.dumps(described)})
     return copy
@@ -155,13 +169,13 @@ def _front(found: Plan, units, numbers) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _behind(found: Plan, units, numbers, types: dict[str, int]) -> list[onnx.NodeProto]:
+def _behind(found: Plan, units, numbers, types: dict[str, int], kind: int) -> list[onnx.NodeProto]:
     """y and the new states by name, from the file's outputs, which have these types."""
     nodes, parts = [], [f"y/{index}" for index in range(len(found.outputs))]
     given = {output: FILE + output for output in (*found.outputs, *found.states.values())}
-    for output in [output for output in given if types[given[output]] != TensorProto.FLOAT]:
-        nodes.append(_cast(given[output], f"{given[output]}/float32", np.float32))
-        given[output] += "/float32"
+    for output in [output for output in given if types[given[output]] != kind]:
+        nodes.append(_cast(given[output], f"{given[output]}/cast", helper.tensor_dtype_to_np_dtype(kind)))
+        given[output] += "/cast"
     for output, part in zip(found.outputs, parts, strict=True):
         flat = found.trace.values[output].numbers.size
         nodes += _picked(given[output], part, np.arange(flat), [1, flat])
@@ -178,10 +192,11 @@ def _behind(found: Plan, units, numbers, types: dict[str, int]) -> list[onnx.Nod
     return nodes
 
 
-def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers) -> None:
-    """Connect recurrent operators whose initial state is a constant to inputs and outputs."""
-    kind = found.inputs.types[found.frames[0]]
-    kind = kind if issubclass(kind, np.floating) else np.float32  # of token ids
+def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers, kind: int) -> None:
+    """Connect recurrent operators whose initial state is a constant to inputs and outputs of some type."""
+    outside, inside = helper.tensor_dtype_to_np_dtype(kind), found.inputs.types[found.frames[0]]
+    # token ids are no floats, and a file of 16 bits was read in 32
+    inside = outside if kind != TensorProto.FLOAT or not issubclass(inside, np.floating) else inside
     open_cells = iter([(name, key) for name, (cell, key) in numbers.items() if not cell.old])
     for index, node in enumerate(list(nodes)):
         if node.op_type not in ("LSTM", "GRU", "RNN"):
@@ -196,14 +211,14 @@ def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers) -> None:
             cell, key = numbers[name]
             nodes[index:index] = [
                 _constant(f"{name}/shape", [1, 1, cell.new[key].size]),
-                helper.make_node("Reshape", [f"{name}_in", f"{name}/shape"], [f"{name}/float32"]),
-                _cast(f"{name}/float32", f"{name}/start", kind),
+                helper.make_node("Reshape", [f"{name}_in", f"{name}/shape"], [f"{name}/outside"]),
+                _cast(f"{name}/outside", f"{name}/start", inside),
             ]
             node.input[5 + offset] = f"{name}/start"
             given = node.output[1 + offset] or f"{name}/last"
             node.output[1 + offset] = given
             nodes.append(_constant(f"{name}/row", [1, -1]))
-            nodes.append(_cast(given, f"{name}/given", np.float32))
+            nodes.append(_cast(given, f"{name}/given", outside))
             nodes.append(helper.make_node("Reshape", [f"{name}/given", f"{name}/row"], [f"{name}_out"]))
 
 
@@ -340,7 +355,7 @@ def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
 def _random(model, rng, *shape: int) -> np.ndarray:
     """Frames of which none is like another."""
     x = rng.standard_normal((*shape, model.input_size)) * rng.uniform(0.1, 4, (*shape, 1))
-    return in_tokens(x.astype(np.float32), model.tokens)
+    return Domain(model)(x.astype(np.float32), LEAST)
 
 
 def _check_rows(model, onnx_model: onnx.ModelProto, found: Plan, axes) -> None:

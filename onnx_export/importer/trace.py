@@ -9,7 +9,7 @@ understood. An operator that computes makes a `Block` of new numbers, which reme
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
@@ -23,13 +23,19 @@ from onnx_export.graph.sizes import largest
 from onnx_export.importer.computing import COMPUTING
 from onnx_export.importer.elements import MAX_NUMBERED, Block, Cannot, Elements
 from onnx_export.importer.loops import unroll
+from onnx_export.importer.norms import FORMULAS, norm
+from onnx_export.importer.operators_of_cells import Scan
 from onnx_export.importer.repeated import REPEATING, faults_of_loops
 from onnx_export.nodes import names_read, subgraphs
+from onnx_export.operators import operator_of
 
 __all__ = ["Trace", "describe"]
 
 # They move or repeat elements of their first input (Concat: of all) and compute nothing.
 MOVING = tables.MOVING - {"Cast", "CastLike"} | {"Pad", "Dropout", "GatherElements", "GatherND"}
+PLACING = {"ScatterND", "ScatterElements", "Scatter"}  # the elements of their third input into their first
+MOVING |= PLACING
+JOINING = {"Concat", "Slice", "Split", "Gather"}  # their result, or what they take parts of, may be a value of its own
 # Of shapes and truth values, as exporters write them between a Shape and a Reshape.
 SHAPES = {
     "Shape", "Size", "Constant", "ConstantOfShape", "Range", "Equal", "Less", "LessOrEqual", "GreaterOrEqual", "Not",
@@ -77,6 +83,13 @@ class Trace:
         For each Scan or Loop its first block, the one behind its last, and for elements of its first states the last.
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
+    scans : list of Scan
+        LSTM, GRU and RNN nodes.
+    shapes : dict of int to tuple of int
+        Of what each block computes, by its first number.
+    joined : list of (ndarray, list of ndarray)
+        Elements [n] of several blocks that one value of the graph has, from which others take parts, and what it is
+        joined of along the axis that is the outermost in these.
     loops : list of ndarray
         The states [steps, 1, n] that Loop nodes carry.
     taken : dict of tuple of str to str
@@ -103,6 +116,9 @@ class Trace:
         self.no_cells: list[str] = []  # why what was searched is no cell
         self.sequences: list[np.ndarray] = []
         self.loops: list[np.ndarray] = []
+        self.scans: list[Scan] = []
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        self.joined: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.repeated: list[tuple[int, int, dict[int, int]]] = []
         self.unrolled: dict[int, int] = {}
         self.values: dict[str, Elements | np.ndarray] = {"": None}
@@ -124,6 +140,7 @@ class Trace:
             return Elements(np.empty(shape, np.int64))
         self.blocks.append(Block(op, node, self.size, size, tuple(operands), constants))
         self._firsts.append(self.size)
+        self.shapes[self.size] = tuple(map(int, shape))
         self.size += size
         return Elements(self.blocks[-1].numbers.reshape(shape))
 
@@ -177,9 +194,8 @@ class Trace:
                 continue
             except MemoryError:
                 raise
-            except Exception as error:  # of what the standard does not allow: the file is untrusted
-                text = f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {error})"
-                self.faults.append(f"{describe(node)}: {text}")
+            except Exception:  # of what the standard does not allow: the file is untrusted
+                self.faults.append(f"{describe(node)}: it is not as the standard says, or cnorm misreads it")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
 
@@ -187,17 +203,13 @@ class Trace:
         """Note a node that no layer computes whatever its inputs are."""
         constants = [isinstance(self.values.get(name), np.ndarray) for name in node.input]
         reason = ""
+        operator = operator_of(node)
+        if operator and operator.formula in FORMULAS:
+            return
         if node.domain not in ("", "ai.onnx"):
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys() | REPEATING.keys():
             reason = "no layer computes this"
-        elif (
-            node.op_type == "Conv"
-            and any(constants[1:2])
-            and sum(n > 1 for n in self.values[node.input[1]].shape[2:]) > 1
-        ):
-            axes = self.values[node.input[1]].ndim - 2
-            reason = f"a convolution over {axes} axes; only one over one axis is a layer"
         elif node.op_type == "MatMul" and not any(constants):
             reason = "it multiplies what depends on the frame by what depends on the frame"
         if reason:
@@ -210,6 +222,10 @@ class Trace:
 
     def _results(self, node: onnx.NodeProto) -> list:
         inputs = [self.values[name] for name in node.input]
+        operator = operator_of(node)
+        if operator and operator.formula in FORMULAS and any(isinstance(value, Elements) for value in inputs):
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            return norm(self, describe(node), operator, attributes, inputs, node.output)
         if node.domain not in ("", "ai.onnx") and any(isinstance(value, Elements) for value in inputs):
             raise Cannot("an operator of another domain")
         if node.op_type in RANDOM or _is_training(node, inputs):
@@ -255,15 +271,25 @@ class Trace:
 
     def _moved(self, node: onnx.NodeProto, inputs: list) -> list:
         """Run a node that moves elements on their numbers."""
+        if node.op_type in PLACING and any(a.name == "reduction" and a.s != b"none" for a in node.attribute):
+            raise Cannot("it computes with what it writes over")
         movable = len(inputs) if node.op_type == "Concat" else 1
-        if any(isinstance(value, Elements) for value in inputs[movable:]):
+        moved = {*range(movable), *([2] if node.op_type in PLACING else [])}
+        if any(isinstance(value, Elements) for at, value in enumerate(inputs) if at not in moved):
             raise Cannot("where elements go depends on the frame")
-        numbers = [self.lift(value, describe(node)).numbers for value in inputs[:movable]] + inputs[movable:]
+        numbers = [
+            self.lift(value, describe(node)).numbers if at in moved else value for at, value in enumerate(inputs)
+        ]
         if node.op_type == "Pad":
             node, numbers = self._padded(node, numbers)
         if node.op_type == "Dropout":
             return [inputs[0]]
-        results = self._evaluate(node, numbers, movable)
+        results = self._evaluate(node, numbers, moved)
+        if node.op_type in JOINING:
+            value = (results if node.op_type == "Concat" else numbers)[0].astype(np.int64).ravel()
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            parts = [np.moveaxis(each, axis, 0).ravel() for each in numbers] if node.op_type == "Concat" else []
+            self.joined += [(value, parts)] if len(self.owners(value)) > 1 else []
         return [self.lowered(Elements(result.astype(np.int64))) for result in results]
 
     def _padded(self, node: onnx.NodeProto, numbers: list) -> tuple[onnx.NodeProto, list]:
@@ -278,11 +304,11 @@ class Trace:
         padded = helper.make_node("Pad", names, node.output, mode=mode)
         return padded, [numbers[0], pads, np.array(value), *axes]
 
-    def _check_size(self, node: onnx.NodeProto, inputs: list, numbered: int) -> None:
+    def _check_size(self, node: onnx.NodeProto, inputs: list, numbered: Collection[int]) -> None:
         """Refuse results that a small file can ask for and no memory holds."""
         # numbers of elements stand for values of another type; of a Pad, as `_padded` writes it, the fill is one, too
-        unread = 0 if node.op_type == "Pad" else numbered
-        known = [np.shape(value) if index < unread else value for index, value in enumerate(inputs)]
+        unread = () if node.op_type == "Pad" else numbered
+        known = [np.shape(value) if index in unread else value for index, value in enumerate(inputs)]
         try:
             size = largest(node, known, self._opset_of(node))
         except ValueError as error:
@@ -297,8 +323,8 @@ class Trace:
             return 1
         return max(self.opset, 13) if node.op_type == "Pad" else self.opset
 
-    def _evaluate(self, node: onnx.NodeProto, inputs: list, numbered: int = 0) -> list:
-        """Run one node on arrays, the first `numbered` of them numbers of elements, by onnx's evaluator."""
+    def _evaluate(self, node: onnx.NodeProto, inputs: list, numbered: Collection[int] = ()) -> list:
+        """Run one node on arrays, those at `numbered` numbers of elements, by onnx's evaluator."""
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
             raise Cannot("it has a subgraph")
         if any(value is not None and np.size(value) > MAX_ELEMENTS for value in inputs):
@@ -313,8 +339,8 @@ class Trace:
         wanted = [name for name in node.output if name]
         try:
             results = evaluate([copy], feeds, wanted, {node.domain: self._opset_of(node)})
-        except Exception as error:  # onnx's kernels raise anything
-            raise Cannot(f"onnx's evaluator can't run it ({type(error).__name__}: {error})") from None
+        except Exception:  # onnx's kernels raise anything
+            raise Cannot("onnx's evaluator can't run it: its inputs may not fit each other") from None
         return [results.get(name) for name in node.output]
 
 

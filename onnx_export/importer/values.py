@@ -103,7 +103,7 @@ class _Run:
         if op == "constant":
             return np.broadcast_to(np.asarray(constants["value"], np.float64)[at], (len(self._given), len(at)))
         rows, columns = np.divmod(at, block.size // len(block.operands[0]))
-        if op in ("product", "mean", "sum", "norm", "softmax"):
+        if op in ("product", "mean", "sum", "max", "norm", "softmax"):
             used, inverse = np.unique(rows, return_inverse=True)
             x = self._fetch(block.operands[0][used])
             return _of_rows(op, x, constants)[:, inverse, columns]
@@ -125,7 +125,7 @@ def _of_rows(op, x, constants) -> np.ndarray:
     """x [probes, rows, terms] -> [probes, rows, outputs]."""
     if op == "product":
         return x @ np.asarray(constants["weight"], np.float64).T
-    if op in ("mean", "sum"):
+    if op in ("mean", "sum", "max"):
         return getattr(x, op)(-1, keepdims=True)
     centred = x - x.mean(-1, keepdims=True) if op == "norm" else x - x.max(-1, keepdims=True)
     if op == "norm":

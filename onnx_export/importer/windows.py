@@ -1,4 +1,4 @@
-"""Operators that slide a window over positions: Conv."""
+"""Operators that slide a window over positions: Conv. One over several axes is one along the longest of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from onnx_export.importer.blocks import is_elements, product, shift
 from onnx_export.importer.elements import Cannot, Elements
 
-__all__ = ["convolution"]
+__all__ = ["arranged", "convolution", "filtered", "longest", "reaching", "spread", "with_rows"]
 
 MAX_WINDOWS = 1 << 22  # elements
 
 
 def convolution(trace, node, attributes, inputs, outputs):
-    """A convolution, a product where its kernel has one place. x [1, channels, positions], with axes of size 1."""
+    """A convolution of x [1, channels, positions, ...], a product where its kernel has one place."""
     x, weight, bias = (*inputs, None)[:3]
     if is_elements(weight) or is_elements(bias) or not is_elements(x):
         raise Cannot("its weights must be constants")
@@ -24,49 +24,83 @@ def convolution(trace, node, attributes, inputs, outputs):
             raise Cannot(f"it takes {x.shape[0]} rows at once, wanted 1")
         rows = [convolution(trace, node, attributes, [Elements(row[None]), weight, bias], 1)[0] for row in x.numbers]
         return [Elements(np.concatenate([row.numbers for row in rows]))]
-    if len(x.shape) > 3:
-        return _over_one_axis(trace, node, attributes, (x, np.asarray(weight), bias))
-    kernel, groups = weight.shape[2], int(attributes.get("group", 1))
-    stride, dilation, (before, after), places = _places(attributes, 0, x.shape[2], kernel)
-    if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
-        raise Cannot(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
-    size = places * kernel * x.shape[1]
-    if size > MAX_WINDOWS:
+    y, sizes = _along_one_axis(trace, node, attributes, x.numbers[0], np.asarray(weight))
+    y = Elements(y.numbers.reshape(1, len(weight), *sizes))
+    return [y if bias is None else shift(trace, node, y, np.asarray(bias).reshape(-1, *[1] * len(sizes)))]
+
+
+def _along_one_axis(trace, node, attributes, numbers, weight) -> tuple[Elements, list[int]]:
+    """A convolution along one axis of numbers [channels, ...]; the rows of other axes are channels, too."""
+    sizes, groups = numbers.shape[1:], int(attributes.get("group", 1))
+    if numbers.shape[0] != weight.shape[1] * groups or len(weight) % groups:
+        raise Cannot(
+            f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {numbers.shape[0]}"
+        )
+    ways = [_places(attributes, axis, size, weight.shape[2 + axis]) for axis, size in enumerate(sizes)]
+    places = [way[-1] for way in ways]
+    along = longest(places, sizes)
+    for axis in sorted(set(range(len(sizes))) - {along}, reverse=True):
+        stride, dilation, (before, _), _ = ways[axis]
+        if places[axis] > 1 and trace.rows:
+            raise Cannot(f"a convolution over {len(sizes)} axes with several places along axis {2 + axis}")
+        taps = reaching(weight.shape[2 + axis], places[axis], sizes[axis], (stride, dilation, before))
+        numbers, taps = with_rows(numbers, taps, 1 + axis)
+        weight = spread(weight, taps, 2 + axis)
+    x, kernel = Elements(numbers[None]), weight.shape[2]
+    stride, dilation, (before, after), count = ways[along]
+    if (size := count * kernel * x.shape[1]) > MAX_WINDOWS:
         raise Cannot(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
-    at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
-    if places == 1 and groups == 1:
+    at = stride * np.arange(count)[:, None] + dilation * np.arange(kernel) - before
+    if count == 1 and groups == 1:
         inside = (at[0] >= 0) & (at[0] < x.shape[2])
         taps = x.numbers[0][:, at[0, inside]].reshape(1, -1)
-        y = product(trace, node, taps, np.asarray(weight)[:, :, inside].reshape(len(weight), -1))
-        y = Elements(y.numbers.reshape(1, -1, 1))
+        y = product(trace, node, taps, weight[:, :, inside].reshape(len(weight), -1))
     else:
         options = {"stride": stride, "dilation": dilation, "groups": groups, "padding": (before, after)}
-        y = _filtered(trace, node, x, np.asarray(weight), at, options)
-    return [y if bias is None else shift(trace, node, y, np.asarray(bias)[:, None])]
+        y = filtered(trace, node, x, weight, at, options)
+    return arranged(y.numbers, places, along), places
 
 
-def _over_one_axis(trace, node, attributes, inputs):
-    """A convolution over several axes, of which all but one have one position."""
-    x, weight, bias = inputs
-    sizes = x.shape[2:]
-    long = [axis for axis, size in enumerate(sizes) if size > 1] or [len(sizes) - 1]
-    if len(long) > 1:
-        raise Cannot(f"a convolution over {len(long)} axes; only one over one axis is a layer")
-    for axis in sorted(set(range(len(sizes))) - set(long), reverse=True):
-        _, dilation, (before, _), places = _places(attributes, axis, 1, weight.shape[2 + axis])
-        tap, rest = divmod(before, dilation)
-        if places != 1 or rest or tap >= weight.shape[2 + axis]:
-            raise Cannot(f"axis {2 + axis} of its input has one position, of its result {places}, not all from it")
-        weight = weight.take(tap, 2 + axis)
-    own = {name: [_of_axis(attributes, name, long[0])] for name in ("strides", "dilations")}
-    own["pads"] = _places(attributes, long[0], sizes[long[0]], weight.shape[2])[2]
-    flat = Elements(x.numbers.reshape(1, x.shape[1], -1))
-    (y,) = convolution(trace, node, {"group": attributes.get("group", 1)} | own, [flat, weight, bias], 1)
-    places = [y.shape[2] if axis == long[0] else 1 for axis in range(len(sizes))]
-    return [Elements(y.numbers.reshape(1, -1, *places))]
+def arranged(numbers: np.ndarray, places: list[int], along: int) -> Elements:
+    """Results [outputs, places of the last axis, ..., of the first, of the axis along] with the axes in order."""
+    others = [axis for axis in range(len(places) - 1, -1, -1) if axis != along]
+    shaped = numbers.reshape([-1, *(places[axis] for axis in (*others, along))])
+    return Elements(shaped.transpose([0, *(1 + [*others, along].index(axis) for axis in range(len(places)))]))
 
 
-def _filtered(trace, node, x, weight, at, options):
+def longest(places, sizes) -> int:
+    """The axis along which a convolution is a layer: of most places, or else elements."""
+    return max(range(len(sizes)), key=lambda axis: (places[axis], sizes[axis], axis))
+
+
+def reaching(kernel: int, places: int, size: int, options: tuple[int, int, int]) -> np.ndarray:
+    """Whether [places, size, kernel] a tap is over an element of one axis at a place of a window."""
+    stride, dilation, before = options
+    at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
+    return at[:, None] == np.arange(size)[:, None]
+
+
+def with_rows(numbers: np.ndarray, taps: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers [channels * rows, ...] with the rows of an axis that a tap is over, and the taps of these."""
+    used = np.flatnonzero(taps.any(axis=(0, 2)))
+    if not len(used):
+        raise Cannot("its kernel is over padding alone")
+    moved = np.moveaxis(numbers.take(used, axis), axis, 1)
+    return moved.reshape(-1, *moved.shape[2:]), taps[:, used]
+
+
+def spread(weight: np.ndarray, taps: np.ndarray, axis: int) -> np.ndarray:
+    """A weight [outputs * places, channels * rows, ...] whose products are those of taps of an axis."""
+    size = weight.size // weight.shape[axis] * taps[..., 0].size
+    if size > MAX_WINDOWS:
+        raise Cannot(f"as one along one axis its weight has {size} elements, the limit is {MAX_WINDOWS}")
+    # [outputs, channels, ..., places, rows]: each product of a weight and a tap has one term at most
+    wide = np.tensordot(np.moveaxis(weight, axis, -1), taps.astype(weight.dtype), (-1, 2))
+    wide = np.moveaxis(np.moveaxis(wide, -2, 1), -1, 3)
+    return wide.reshape(wide.shape[0] * wide.shape[1], wide.shape[2] * wide.shape[3], *wide.shape[4:])
+
+
+def filtered(trace, node, x, weight, at, options):
     """A block `conv`; its operand has the window [channels / groups, taps] of each place and group, in this order."""
     groups = options["groups"]
     zero = trace.lift(np.zeros(1, np.float32), node).numbers

@@ -8,8 +8,9 @@ from math import prod
 
 import numpy as np
 
-from onnx_export.laws.norms import PLACES, Axes, Function, Law, centred, itself, mean, rows
+from onnx_export.laws.norms import PLACES, Axes, Law, rows
 from onnx_export.laws.probes import DOUBLE, LARGE, probes
+from onnx_export.laws.rowwise import along_rows
 
 MOST_AXES, MOST_ELEMENTS = 5, 2**16
 _ROUNDINGS = 32  # of stored constants, such as 1/n, between x and y
@@ -125,7 +126,9 @@ class Source:
                 found = made.parameters(y, seen, allowed) if made else None
                 if found is not None:
                     return _with_eps(law, axes, *found, self.xs[DOUBLE + 1 :], ys[DOUBLE + 1 :], allowed)
-            return _by_moments(self.xs[:LARGE], y, allowed) if invariant and seen.all() else None
+            near = along_rows(np.stack(self.xs[:LARGE]), y, ys[DOUBLE], allowed) if seen.all() else None
+            one = np.ones((1,) * self.xs[0].ndim)
+            return near and Fit(*near, 0.0, "", 0.0, one, 0 * one)
 
     def _standardised(self, law: Law, axes: Axes) -> _Standardised | None:
         key = law, axes
@@ -175,32 +178,6 @@ class _Affine:
         if not np.max(np.abs(y - scale * h - bias)) <= limit or np.max(np.abs(scale)) <= 1e-9 * largest:
             return None
         return scale[0], 0 * bias[0] if np.max(np.abs(bias)) <= _EXACT * largest else bias[0]
-
-
-def _by_moments(xs: list[np.ndarray], y: np.ndarray, allowed: float) -> Fit | None:
-    """A division over the last axis by the root of another sum of mean(x^2) and mean(x)^2 than the variance is."""
-    x, axes = np.stack(xs), (-1,)
-    n, terms = x.shape[-1], np.stack([mean(x * x, axes), mean(x, axes) ** 2])
-    if n < 2 or terms[0].size < LARGE:
-        return None
-    for formula, numerator in (("layer", centred), ("rms", itself)):
-        d = numerator(x, axes)
-        rate = np.sum(y * d, axis=-1, keepdims=True) / np.sum(d * d, axis=-1, keepdims=True)
-        if np.max(np.abs(y - rate * d)) > allowed * np.max(np.abs(y)):
-            continue
-        equations = (terms * rate**2).reshape(2, -1).T
-        a, b = np.linalg.lstsq(equations, np.ones(len(equations)), rcond=None)[0]
-        if a > 0 and np.max(np.abs(equations @ (a, b) - 1)) <= allowed:
-            words = f"it is divided by the root of {a:.4g} mean(x^2) {b:+.4g} mean(x)^2"
-            if abs(b + 1) <= allowed:
-                words = f"a sum over {n} elements is divided by {n / a:.6g}"
-            one = np.ones((1,) * x.ndim)[0]
-            return Fit(Law(formula, numerator, _of_moments(a, b), words), (x.ndim - 2,), 0.0, "", 0.0, one, 0 * one)
-    return None
-
-
-def _of_moments(a: float, b: float) -> Function:
-    return lambda x, axes: np.sqrt(a * mean(x * x, axes) + b * mean(x, axes) ** 2)
 
 
 def _with_eps(law: Law, axes: Axes, scale, bias, xs, ys, allowed: float) -> Fit | None:

@@ -91,22 +91,30 @@ class Law:
     error: bool = False
 
     @cached_property
+    def degree(self) -> float:
+        """The power of k by which y is multiplied where x is; 0 for a norm."""
+        x = np.arange(243.0).reshape(3, 3, 3, 3, 3) ** 1.5
+        one, two = (np.abs(self.numerator(each, (1,)) / self.statistic(each, (1,))).max() for each in (x, 2 * x))
+        return float(np.log2(two / one))
+
+    @property
     def invariant(self) -> bool:
         """Whether 2 x gives the same as x."""
-        x = np.arange(243.0).reshape(3, 3, 3, 3, 3) ** 1.5
-        one, two = (self.numerator(each, (1,)) / self.statistic(each, (1,)) for each in (x, 2 * x))
-        return bool(np.allclose(one, two))
+        return abs(self.degree) < 1e-6
 
 
 _KEEPDIMS = "keepdims=0: the statistic broadcasts along the wrong axis"
+_ABSOLUTE = "it divides by the mean absolute deviation, not by the standard deviation"
+_MULTIPLIED = "it is multiplied by the deviation, not divided"
+_NO_ROOT = "it divides by the variance, not by its root"
 LAWS = (
     Law("layer", centred, deviation),
     Law("rms", itself, root_mean_square),
-    Law("layer", itself, deviation, "x is divided by the deviation, not x - mean", error=True),
-    Law("rms", centred, root_mean_square, "the numerator is centred, the variance is not", error=True),
-    Law("layer", centred, absolute_deviation, "it divides by the mean absolute deviation"),
-    Law("layer", centred, lambda x, axes: 1 / deviation(x, axes), "it is multiplied by the deviation", error=True),
-    Law("layer", centred, lambda x, axes: deviation(x, axes) ** 2, "it is divided by the variance", error=True),
+    Law("layer", itself, deviation, "x is divided by the deviation, not x - mean"),
+    Law("rms", centred, root_mean_square, "the numerator is centred, the variance is not"),
+    Law("layer", centred, absolute_deviation, _ABSOLUTE),
+    Law("layer", centred, lambda x, axes: 1 / deviation(x, axes), _MULTIPLIED, error=True),
+    Law("layer", centred, lambda x, axes: deviation(x, axes) ** 2, _NO_ROOT, error=True),
     Law("rms", itself, lambda x, axes: root_mean_square(x, axes) ** 2, "it is divided by the mean square", error=True),
     Law("layer", centred, of_power(3), "the exponent is 3, not 2", error=True),
     Law("layer", centred, of_power(4), "the exponent is 4, not 2", error=True),

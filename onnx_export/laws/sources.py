@@ -47,12 +47,13 @@ _RESULTS = frozenset({"Div", "Mul", "Sub", "Add", "Sum", "LpNormalization", "Res
 
 @dataclass(frozen=True)
 class Found:
-    """A value y that is a norm, or a near miss, of x; `nodes` compute it from x."""
+    """A value y that is a norm, or a near miss, of x, which was taken to be of `shape`; `nodes` compute it from x."""
 
     x: str
     y: str
     fit: Fit
     nodes: tuple[onnx.NodeProto, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass
@@ -222,7 +223,7 @@ def _of(scope: Scope, x: str, shape: tuple[int, ...], nodes: list[onnx.NodeProto
         elif found.factor is not None:
             wrong.discard(key)
         if found is not None and (found.words or key not in wrong):
-            yield Found(x, y, found, tuple(_between(nodes, y)))
+            yield Found(x, y, found, tuple(_between(nodes, y)), shape)
 
 
 def _counted(scope: Scope, node: onnx.NodeProto, found: Fit, n: int, unit: float) -> Fit | None:
@@ -234,7 +235,10 @@ def _counted(scope: Scope, node: onnx.NodeProto, found: Fit, n: int, unit: float
     scalars = [float(value.flat[0]) for value in stored if value is not None and value.size == 1]
     if op(node) == "Mul" and scalars:  # another one than the factor is the gain of an L2 norm
         return found if any(isclose(abs(each), abs(factor), rel_tol=rounding) for each in scalars) else None
-    return replace(found, count=n * factor * factor) if n > 1 and 0.2 < factor * factor < 5 else None
+    count = n * factor * factor
+    summed = found.law.formula == "layer" and abs(count - 1) <= rounding  # of x that is not centred: L2 normalisation
+    found = replace(found, count=count, eps=found.eps / factor**2)  # as it is added to the mean
+    return found if n > 1 and (summed or 0.2 < factor * factor < 5) else None
 
 
 def _values(scope: Scope, x: str, nodes: list[onnx.NodeProto], xs: list[np.ndarray]) -> list[dict[str, np.ndarray]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isclose
+from math import isclose, prod
 
 import numpy as np
 from onnx import TensorProto
 
-from onnx_export.graph.scope import Scope, op
+from onnx_export.graph.scope import Scope, op, unit_roundoff
 from onnx_export.laws import sources
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.norm import NearMiss, Norm
+from onnx_export.validation.statistic import miscounted
+from onnx_export.validation.values import Values, following
 
 _FORMULAS = {"layer": LAYER, "rms": RMS}
+_SIGNS = {"Add": 1.0, "Sub": -1.0}
+_NEARLY = 0.3  # of degree 0: exponents near 2 are mistakes; a variance without eps may be intended
 
 
 def unexplained(scope: Scope, found: list[Norm], work: sources.Work) -> Iterator[Norm]:
@@ -29,31 +33,33 @@ def unexplained(scope: Scope, found: list[Norm], work: sources.Work) -> Iterator
 def _described(scope: Scope, found: sources.Found) -> Norm | None:
     """The norm with its parameters by name; None if the file does not store those measured, or for a doubtful law."""
     fit = found.fit
-    if fit.words and not (fit.law.invariant and fit.factor is not None):
+    eps, eps_dtype = _eps(scope, found)
+    if fit.words and (fit.factor is None or (abs(fit.law.degree) > _NEARLY and not eps > 0)):
         return None
     ones, zeros = np.ones_like(fit.scale), np.zeros_like(fit.bias)
     factor = fit.scale if fit.factor is None else ones  # a wrong count is no scale
     scale, bias = (_stored(scope, found, *each) for each in ((factor, ones), (fit.bias, zeros)))
     if scale is None or bias is None:
         return None
-    eps, eps_dtype = _eps(scope, found)
+    after, names = following(Values(scope), found.x, fit.axes, found.y, {"scale": scale, "bias": bias})
+    n = prod(found.shape[axis] for axis in fit.axes)
+    counted = fit.count > 1.5  # not where a sum is divided by nothing: an L2 norm may be meant
+    near = miscounted(n, fit.count, 2.0**-11) if counted else NearMiss(fit.words, fit.law.error)
     statistic = next(node for node in found.nodes if sources.reduces(node))
     return Norm(
         scope=scope,
-        nodes=list(found.nodes),
+        nodes=[*found.nodes, *after],
         formula=_FORMULAS[fit.law.formula],
         x=found.x,
-        y=found.y,
         axes=fit.axes,
         eps=eps,
         eps_dtype=eps_dtype,
         compute_dtype=scope.dtype(statistic.output[0]) or scope.dtype(found.x) or TensorProto.FLOAT,
         variance="one-pass" if fit.law.formula == "layer" and _squares(found) else "centred",
-        scale=scale,
-        bias=bias,
-        near=NearMiss(fit.words, fit.law.error),
+        near=near,
         stored_reciprocal=_rounds(scope, found),
         floor=fit.floor,
+        **names,
     )
 
 
@@ -74,19 +80,24 @@ def _stored(scope: Scope, found: sources.Found, wanted: np.ndarray, neutral: np.
 
 
 def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
-    """eps as stored, and its type; as measured, where the file stores a multiple of it."""
-    measured = found.fit.eps
+    """eps as stored, and its type; measured where the file stores a multiple of it; of near misses what is added."""
+    measured, near = found.fit.eps, max(1e-4, 2 * unit_roundoff(scope.dtype(found.x)))
+    sums = [node for node in found.nodes if op(node) in _SIGNS and found.fit.law.words]
+    added = {node.input[1]: _SIGNS[op(node)] for node in sums} | {n.input[0]: 1.0 for n in sums if op(n) == "Add"}
     for name, value in _constants(scope, found):
         stored = float(value.flat[0])
-        if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=1e-4):
+        if value.size == 1 and name in added:
+            return added[name] * stored, scope.dtype(name)
+        if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=near):
             return float(np.copysign(stored, measured)), scope.dtype(name)
     return measured, scope.dtype(found.x) or TensorProto.FLOAT
 
 
 def _rounds(scope: Scope, found: sources.Found) -> bool:
-    """Whether a stored number other than eps, such as log(n), may be rounded."""
+    """Whether a stored number other than eps, such as log(n), may be rounded, or eps is measured: it is not stored."""
     numbers = [float(value.flat[0]) for _, value in _constants(scope, found) if value.size == 1]
-    return any(not number.is_integer() and not isclose(number, found.fit.eps, rel_tol=1e-4) for number in numbers)
+    eps = [number for number in numbers if isclose(number, found.fit.eps, rel_tol=1e-4)]
+    return any(not number.is_integer() for number in numbers if number not in eps) or bool(found.fit.eps and not eps)
 
 
 def _squares(found: sources.Found) -> bool:

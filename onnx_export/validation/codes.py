@@ -15,10 +15,14 @@ CODES = {
     "reached, or no norm was exercised. Nothing is proved about the norms that have no other verdict.",
     "converted": "The model was converted to another opset (--opset) before it was examined.",
     "data-file": "Tensors were read from the data file of the model's name beside it.",
+    "eps-input": "eps is an input of the model: the norm was judged with the value that --input gives, else 1e-5. "
+    "Operators and fused kernels store eps; export it as a constant.",
     "eps-large": "eps is 0.01 or more: rows whose standard deviation is below 0.1 shrink. Some models use "
     "such an eps on purpose.",
     "eps-nan": "eps is NaN, so every result is NaN.",
     "eps-negative": "eps is negative: rows of small variance give NaN.",
+    "eps-subnormal": "eps is below 1.2e-38, a subnormal number of float32: devices that take these for 0 "
+    "give NaN for constant rows. Use a larger one.",
     "eps-zero": "eps is 0, absent, or 0 in the type it is used in (1e-8 in float16): constant rows give NaN. PyTorch's "
     "current exporter drops an eps of 1e-8 or less: use a larger one, or its older exporter.",
     "float16-overflow": "Squares of the values seen overflow float16. onnxruntime's CPU computes in float32 and hides "
@@ -40,7 +44,7 @@ CODES = {
     "near-miss": "The nodes resemble a norm but do not compute one; the message says why. An error for forms that "
     "nobody intends: mean and variance over different axes, no root, an exponent that is no even integer, a count "
     "other than n and n - 1, a product with the deviation instead of a quotient, an average of other elements than the "
-    "row's subtracted from x. Use the framework's own operator "
+    "row's subtracted from x, a division by the deviation of another row. Use the framework's own operator "
     "(nn.LayerNorm, keras.layers.LayerNormalization), or the biased variance (var(unbiased=False)) with eps added to "
     "it before the root.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "

@@ -21,7 +21,7 @@ from onnx_export.validation.powers import NEAR, Power, next_power
 from onnx_export.validation.radicand import Radicand, radicand
 from onnx_export.validation.resembling import absolute, uncentred
 from onnx_export.validation.statistic import Mean, Variance
-from onnx_export.validation.values import QUANTISERS, Values, fits
+from onnx_export.validation.values import QUANTISERS, Values, fits, following
 
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
@@ -402,16 +402,7 @@ class Matcher:
         return found if variance.reshaped or after else found.add(near=variance.mean.misbroadcast)
 
     def _affine(self, found: Match) -> Match:
-        """Match a following multiplication (scale) and addition (bias) with constants that vary along the row only."""
-        for wanted, slot in (("Mul", "scale"), ("Add", "bias")):
-            if getattr(found, slot):
-                continue
-            node, last, casts = self.values.only_user(found.y)
-            if node is None or op(node) != wanted:
-                continue
-            other = node.input[1] if node.input[0] == last else node.input[0]
-            value = self.scope.constant(other)
-            axes = found.axes or found.variance.mean.axes
-            if value is not None and self.values.along_row(value, found.variance.x, axes):
-                found = found.add(*casts, node, y=node.output[0], **{slot: other})
-        return found
+        """The match with the scale and bias that follow it."""
+        given = {"scale": found.scale, "bias": found.bias}
+        nodes, facts = following(self.values, found.variance.x, found.axes or found.variance.mean.axes, found.y, given)
+        return found.add(*nodes, **facts) if nodes else found

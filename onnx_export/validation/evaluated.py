@@ -22,6 +22,7 @@ from onnx_export.validation.values import SUMS, Values, ancestors
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
 _MOST_TRIED = 6  # values whose moment another one may be
+_REPEATING = (MOVING - LAYOUT) | {"GatherElements", "GatherND"}
 _OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open
 # what a mean of squares may be written with; Mul and Div by constants
 _LINEAR = MOVING | SUMS | {"Pad", "Mul", "Div", "Neg", "CumSum", "ReduceSum"}
@@ -174,7 +175,7 @@ def _may_reduce(scope: Scope, x: str, other: str, less: bool) -> bool:
     if shape is None or own is None or len(shape) > _MOST_AXES:
         return False
     node = scope.producer(other)
-    kinds = {"Expand", "Tile"} | ({"MatMul", "Gemm", "Conv"} if less else set())
+    kinds = _REPEATING | ({"MatMul", "Gemm", "Conv"} if less else set())
     repeats = node is not None and op(node) in kinds
     return repeats or len(own) != len(shape) or any(b == 1 and a != 1 for a, b in zip(shape, own, strict=True))
 

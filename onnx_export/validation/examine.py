@@ -16,9 +16,10 @@ import onnx.version_converter
 import onnxruntime
 
 from cnorm.storage.files import replaces, write_whole
-from cnorm.text import clip, quoted
+from cnorm.text import clip, printable, quoted
 from onnx_export import ort
 from onnx_export.graph.scope import import_domains, inline, mark_functions, opset_versions, with_shapes
+from onnx_export.graph.sizes import size
 from onnx_export.model_io import (
     Limits,
     Refused,
@@ -52,6 +53,7 @@ from onnx_export.validation.patterns import find
 from onnx_export.validation.recurrent import Recurrent
 from onnx_export.validation.report import NOT_JUDGED, CellReport, Finding, NormReport, ValidationReport, many
 from onnx_export.validation.run import Candidate, Case, Run
+from onnx_export.validation.values import PASSED, Values
 from onnx_export.validation.weights import put_back, set_aside
 
 # Sizes (--batch, --dim) to try where the model does not run with the default ones: caches and tables may be that short,
@@ -131,7 +133,20 @@ def _run(model, weights, candidates: list[Candidate], options: Options, report: 
             message = f"the model does not run with the default sizes; it was run with --batch {batch} --dim {dim}"
             report.findings.append(Finding("note", "sizes", message))
             return run
-        raise error
+        sizes = "" if options.input else _open_inputs(model)
+        raise ort.CannotRun(f"{sizes}{error}") from None
+
+
+def _open_inputs(model: onnx.ModelProto) -> str:
+    """What to give for inputs whose sizes the file leaves open, before the error of a run; empty if it leaves none."""
+    stored, shown = {tensor.name for tensor in model.graph.initializer}, []
+    for each in model.graph.input:
+        dims = each.type.tensor_type.shape.dim
+        if each.name not in stored and None in map(size, dims):
+            sizes = [dim.dim_param or "?" if size(dim) is None else str(size(dim)) for dim in dims]
+            shown.append(f"{quoted(each.name)} [{printable(', '.join(sizes))}]")
+    hint = "it does not run with sizes made up for {}: give them (--size, --dim), or the inputs (--input FILE.npz); "
+    return hint.format(clip(", ".join(shown), 200)) if shown else ""
 
 
 def _refusal(model: onnx.ModelProto, weights: dict) -> str:
@@ -313,6 +328,9 @@ def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, em
 def _fix(run: Run, candidates, cases: list[Case], reset, report: ValidationReport, options: Options) -> None:
     from onnx_export.validation.repair import CannotRepair, repair
 
+    if any(finding.code == "eps-input" for finding in report.findings):
+        report.problem = "--fix: wrote nothing, an operator cannot take eps from an input"
+        return
     put_back(run.model, run.weights)
     done = recurrent_lint.set_reset(run.model, reset)
     judged = {case.position: case for case in cases}
@@ -374,7 +392,15 @@ def _find(model, weights, options: Options, report: ValidationReport, emit) -> t
     def unread(name: str, error: Exception) -> None:
         report.findings.append(_unread(name, error))
 
+    bound = inputs.bind_eps(model, options)
     found = find(model, unread, weights)
+    read = {name: norm for norm in found for name in _eps_of(norm, bound)}
+    if len(read) < len(bound):
+        inputs.unbind(model, bound.keys() - read.keys())
+        found = find(model, unread, weights)
+    for name, norm in read.items():
+        message = f"eps is the input {quoted(name)}: it was taken as {bound[name]:g}"
+        report.findings.append(Finding("note", "eps-input", message, norm.name))
     floats = expanded(model)
     results = {norm.y for norm in found}
     inside = find(floats, unread, weights) if floats is not None else []
@@ -383,6 +409,13 @@ def _find(model, weights, options: Options, report: ValidationReport, emit) -> t
         message = "a local function of this name, in which no norm was recognised: what it claims is not proved"
         report.findings.append(Finding("warning", "unproved-claim", message, clip(name)))
     return model, found
+
+
+def _eps_of(norm: Norm, bound: dict[str, float]) -> list[str]:
+    """The inputs, with the values they were given, that a norm reads as its eps or floor."""
+    values = Values(norm.scope)
+    read = {values.strip(name, PASSED)[0] for node in norm.nodes for name in node.input if name} if bound else ()
+    return [name for name, value in bound.items() if name in read and value in (norm.eps, norm.floor)]
 
 
 def _describe(norm: Norm) -> NormReport:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Collection
 from math import prod
 from typing import BinaryIO
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from onnx_export.graph.scope import Scope
+from onnx_export.graph.scope import Scope, op, opset_versions
 from onnx_export.graph.sizes import shape_of, size
+from onnx_export.graph.tables import RESHAPING, SAME
 from onnx_export.model_io import Unreadable, open_untrusted
 from onnx_export.validation.options import Options
 
 _MAX_BYTES = 2**31  # of all generated inputs together, and of all stored ones
+BOUND = "cnorm: the value of an input"  # the doc_string of a tensor that `bind_eps` added
+_EPS = 1e-5  # of an input that is added to a variance, where none is given
+_ADDED = frozenset({"Add", "Sum", "Max", "Clip"})
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
 
 
 class MissingInput(ValueError):
@@ -49,6 +55,61 @@ def read(path: str | os.PathLike, wanted: list[str], role: str = "inputs") -> di
     if unknown:
         raise Unreadable(f"{role}: {path} has {unknown}, the model {verb} {wanted}")
     return arrays
+
+
+def bind_eps(model: onnx.ModelProto, options: Options) -> dict[str, float]:
+    """Store a value for each input of one number that is added or a limit only, as an eps is: the caller's, or 1e-5.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Its initialisers are added to.
+    options : Options
+
+    Returns
+    -------
+    dict of str to float
+        The values by the names of the inputs.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    single = [value for value in model.graph.input if shape_of(value.type) in ((), (1,)) and value.name not in stored]
+    single = [value for value in single if value.type.tensor_type.elem_type in _FLOATS]
+    scope = Scope(model.graph, opset_versions(model), {}) if single else None
+    given, bound = _given(model, options) if single else {}, {}
+    for value in single:
+        if _is_added(scope, value.name):
+            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            array = np.resize(given.get(value.name, _EPS), shape_of(value.type)).astype(kind)
+            tensor = numpy_helper.from_array(array, value.name)
+            tensor.doc_string = BOUND
+            model.graph.initializer.append(tensor)
+            bound[value.name] = float(array.ravel()[0])
+    return bound
+
+
+def unbind(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Undo `bind_eps` for some inputs."""
+    for tensor in [each for each in model.graph.initializer if each.name in names]:
+        model.graph.initializer.remove(tensor)
+
+
+def _is_added(scope: Scope, name: str) -> bool:
+    users = scope.consumers(name)
+    return (
+        bool(users)
+        and name not in scope.outputs
+        and all(
+            op(node) in _ADDED or (op(node) in SAME | RESHAPING and _is_added(scope, node.output[0])) for node in users
+        )
+    )
+
+
+def _given(model: onnx.ModelProto, options: Options) -> dict[str, np.ndarray]:
+    """The caller's arrays; none where these cannot be read, which the run reports."""
+    try:
+        return read(options.input, [value.name for value in model.graph.input]) if options.input else {}
+    except Unreadable:
+        return {}
 
 
 def _arrays(file: BinaryIO, path: str | os.PathLike, wanted: list[str], role: str) -> dict[str, np.ndarray]:
@@ -94,7 +155,7 @@ def complete(scope: Scope, given: dict[str, np.ndarray], options: Options) -> di
                 if dim.dim_param:
                     known.setdefault(dim.dim_param, length)
     rng = np.random.default_rng(options.seed)
-    feeds, total = dict(given), 0
+    feeds, total = {name: array for name, array in given.items() if name not in stored}, 0
     for value in inputs:
         if value.name in feeds:
             feeds[value.name] = _cast(value, feeds[value.name])

@@ -27,6 +27,7 @@ from onnx_export.validation.values import Values, varying
 _OTHER_NORMS = frozenset({"BatchNormalization", "LpNormalization", "MeanVarianceNormalization", "LRN"})
 _NORM_NAME = re.compile(r"norm(ali[sz](ation|e))?$", re.IGNORECASE)
 _STATISTICS = {"Sqrt": "root", "ReduceL2": "root", "ReduceMean": "mean"}
+_SMALLEST_NORMAL = 2.0**-126  # of float32
 LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
 
 
@@ -195,6 +196,9 @@ def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
         half = norm.eps_dtype == TensorProto.FLOAT16
         kind = type_name(norm.eps_dtype) + ", where numbers below 3e-08 are 0: keep it in float32" * half
         yield finding(level, "eps-zero", f"eps is 0 as stored ({kind}): constant rows give NaN")
+    elif norm.eps < _SMALLEST_NORMAL and TensorProto.DOUBLE not in (norm.eps_dtype, norm.compute_dtype):
+        message = f"eps is {norm.eps:.3g}, subnormal: where these are taken for 0, constant rows give NaN"
+        yield finding("warning", "eps-subnormal", message)
 
 
 def _shapes(norm: Norm, finding) -> Iterator[Finding]:

@@ -109,7 +109,8 @@ class Run:
         main = next(iter(scopes(model)))
         stored = {tensor.name for tensor in model.graph.initializer}
         wanted = [value.name for value in model.graph.input if value.name not in stored]
-        given = inputs.read(options.input, wanted) if options.input else {}
+        bound = [tensor.name for tensor in model.graph.initializer if tensor.doc_string == inputs.BOUND]
+        given = inputs.read(options.input, [*wanted, *bound]) if options.input else {}
         self._feeds = inputs.complete(main, given, options)
         self.generated = [name for name in wanted if name not in given]
         self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)

@@ -27,6 +27,7 @@ class Subject:
     name: str
     operator: str
     traits: Traits
+    judged: bool = False  # a norm or a recurrent node, not one beside them
 
     def __str__(self) -> str:
         return " with ".join(filter(None, [self.operator, ", ".join(sorted(self.traits))]))
@@ -70,13 +71,13 @@ def _subjects(model, weights, norms, cells) -> Iterator[Subject]:
                     traits = traits_of(node, scope)
                 except Exception:  # it is not as the standard says, which other findings name
                     continue
-                yield Subject(name, node.op_type, traits)
+                yield Subject(name, node.op_type, traits, id(node) in names)
     for norm in norms:
         if not norm.operator:
             kind = TensorProto.DataType.Name(norm.compute_dtype).lower()
             traits = {"one-pass": norm.variance == "one-pass", "rms": norm.formula is RMS}
             traits[kind] = norm.compute_dtype in _HALVES
-            yield Subject(norm.name, norm.form, frozenset(each for each, holds in traits.items() if holds))
+            yield Subject(norm.name, norm.form, frozenset(each for each, holds in traits.items() if holds), True)
 
 
 def _known(table: Table, subject: Subject, level: str) -> Iterator[Finding]:
@@ -89,9 +90,8 @@ def _known(table: Table, subject: Subject, level: str) -> Iterator[Finding]:
             refused = fault.outcome == "refuses"
             yield Finding(level, "runtime-refuses" if refused else "runtime-differs", message, subject.name)
     if not faults and not table.covers(subject.operator, subject.traits):
-        yield Finding(
-            "note", "runtime-untried", f"{table.runtime} {table.version} was not tried with {subject}", subject.name
-        )
+        message = f"{table.runtime} {table.version} was not tried with {subject}"
+        yield Finding("warning" if subject.judged else "note", "runtime-untried", message, subject.name)
 
 
 def _did(table: Table, fault: Observation) -> str:

@@ -291,6 +291,25 @@ def ancestors(scope: Scope, name: str, most: int = 64) -> list[str]:
     return reached[1:]
 
 
+def following(
+    values: Values, x: str, axes: tuple[int, ...] | None, y: str, given: dict[str, str]
+) -> tuple[list[onnx.NodeProto], dict[str, str]]:
+    """The multiplication by a scale and the addition of a bias after y: nodes, and the names of y, scale and bias.
+
+    They are constants that vary along normalised axes of x only; those `given` are not looked for.
+    """
+    nodes, names = [], given | {"y": y}
+    for wanted, slot in (("Mul", "scale"), ("Add", "bias")):
+        node, last, casts = (None, "", []) if given[slot] else values.only_user(names["y"])
+        if node is None or op(node) != wanted:
+            continue
+        other = node.input[1] if node.input[0] == last else node.input[0]
+        value = values.scope.constant(other)
+        if value is not None and values.along_row(value, x, axes):
+            nodes, names = [*nodes, *casts, node], names | {slot: other, "y": node.output[0]}
+    return nodes, names
+
+
 def fits(value: np.ndarray, shape: tuple[int | None, ...] | None) -> bool:
     """Whether a constant may multiply values of this shape without making them larger."""
     if shape is None:

@@ -52,29 +52,33 @@ INLINE void expm1_each(int n, f64v *t)
     EACH(i, n) t[i] = scale[i] * t[i] + (scale[i] - 1.0); /* (3) */
 }
 
-/* x[i] = f[i](x[i]), sigmoid or tanh, for `count` <= TOGETHER vectors; count and f are constants. Each step is done for
- * all vectors before the next one: a single vector's operations wait for each other, and the scheduler of the
- * processor holds too few of them to reach the next vector (Zen 4, 2026-11-23: 0.87 instead of 1.16 ns a number). */
-INLINE void activate(int count, const cnorm_activation *f, f32v *x)
+/* x[i] = f[i](x[i]), sigmoid or tanh, for `count` <= TOGETHER vectors, or with `halves` 1 for the lower half of each;
+ * all three are constants. Each step is done for all vectors before the next one: a single vector's operations wait for
+ * each other, and the scheduler of the processor holds too few of them to reach the next vector (Zen 4, 2026-11-23:
+ * 0.87 instead of 1.16 ns a number). */
+INLINE void activate_halves(int count, int halves, const cnorm_activation *f, f32v *x)
 {
     const i32v sign = (i32v)splat_f32(-0.0f);
+    const int all = count * halves, last = halves - 1;
     f64v t[2 * TOGETHER];
     EACH(i, count) {
         const int tanh = f[i] == CNORM_ACTIVATION_TANH;
         const f32v magnitude = (f32v)((i32v)x[i] & ~sign);
         const f32v a = tanh ? smaller_f32(splat_f32(10), magnitude) * -2.0f : -clipped(x[i], 104);
-        t[2 * i] = widen_lo(a), t[2 * i + 1] = widen_hi(a);
+        t[halves * i] = widen_lo(a);
+        if (halves == 2) t[2 * i + 1] = widen_hi(a);
     }
-    expm1_each(2 * count, t);
-    EACH(i, 2 * count) {
-        const f64v numerator = f[i / 2] == CNORM_ACTIVATION_TANH ? -t[i] : splat_f64(1);
+    expm1_each(all, t);
+    EACH(i, all) {
+        const f64v numerator = f[i / halves] == CNORM_ACTIVATION_TANH ? -t[i] : splat_f64(1);
         t[i] = numerator / (2.0 + t[i]); /* (4), (5) */
     }
     EACH(i, count) {
-        const f32v y = narrow(t[2 * i], t[2 * i + 1]);
+        const f32v y = narrow(t[halves * i], t[halves * i + last]);
         x[i] = f[i] == CNORM_ACTIVATION_TANH ? (f32v)(((i32v)y & ~sign) | ((i32v)x[i] & sign)) : y;
     }
 }
+INLINE void activate(int count, const cnorm_activation *f, f32v *x) { activate_halves(count, 2, f, x); }
 
 /* Called, since the cells have many calls, at 700 bytes each where inlined. */
 static NOINLINE f32v sigmoid_v(f32v x)

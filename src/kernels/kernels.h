@@ -102,6 +102,63 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     return s;
 }
 
+/* Whether a step of the cell is two products of float32 and the gates, without a norm, a second product or a clip: for
+ * kernels of small cells, which do not have the rest. */
+static inline int plain_cell(const cnorm_cell *cell)
+{
+    const int sigmoid = cell->recurrent_activation == 0 || cell->recurrent_activation == CNORM_ACTIVATION_SIGMOID;
+    if (!sigmoid || cell->activation != CNORM_ACTIVATION_TANH || cell->clip != 0 || cell->zoneout > 0) return 0;
+    if (cell->weight_x.type != CNORM_WEIGHT_F32 || cell->weight_h.type != CNORM_WEIGHT_F32) return 0;
+    if (cell->scope != CNORM_SCOPE_NONE || cell->inside_x || cell->inside_h || second_product(cell)) return 0;
+    if (cell->kind == CNORM_CELL_GRU) return cell->reset == CNORM_RESET_AFTER;
+    return cell->kind == CNORM_CELL_LSTM && cell->cell_norm == CNORM_CELL_NORM_NONE &&
+           cell->cell_clip > 0x1.fffffep127f;
+}
+
+/* The arrays of positions_step; with memory NULL only their size. Each has CNORM_GATE_PAD floats more, into which whole
+ * vectors are stored. */
+typedef struct positions_arrays {
+    float *x, *h, *inner, *gates; /* [inputs, positions], [units, positions], the same, [gates, units, positions] */
+    ptrdiff_t floats;
+} positions_arrays;
+
+static inline positions_arrays positions_arrays_of(const cnorm_cell *cell, ptrdiff_t positions, float *memory)
+{
+    const ptrdiff_t item = (ptrdiff_t)sizeof(float), units = padded_units(cell->weight_x.units * positions);
+    layout l = {(char *)memory, 0};
+    positions_arrays s;
+    s.x = layout_take(&l, (padded_units(cell->weight_x.cols * positions) + CNORM_GATE_PAD) * item);
+    s.h = layout_take(&l, (units + CNORM_GATE_PAD) * item);
+    s.inner = layout_take(&l, (units + CNORM_GATE_PAD) * item);
+    s.gates = layout_take(&l, (cell->weight_x.gates * units + CNORM_GATE_PAD) * item);
+    s.floats = l.used / item;
+    return s;
+}
+
+/* A plain_cell of at most SCAN_UNITS units, or two with the same inputs and form in opposite directions, scanned over a
+ * frame x [inputs, positions] that is not tiny. */
+enum { SCAN_UNITS = CNORM_GATE_PAD };
+typedef struct cnorm_scan_pair {
+    int cells, backwards; /* 1 or 2; whether the first begins at the last position */
+    ptrdiff_t positions;
+    const float *x;
+    const cnorm_cell *cell[2];
+    float *y[2];     /* [units, positions] */
+    float *state[2]; /* cell_state_floats: set where positions are left */
+} cnorm_scan_pair;
+
+static inline ptrdiff_t larger_units(const cnorm_cell *a, const cnorm_cell *b)
+{
+    return a->weight_x.units > b->weight_x.units ? a->weight_x.units : b->weight_x.units;
+}
+
+/* scratch of cell_scan for the cell and another one: weights, biases and states */
+static inline ptrdiff_t cell_scan_floats(const cnorm_cell *cell)
+{
+    const cnorm_matrix *w = &cell->weight_x;
+    return 2 * SCAN_UNITS * ((w->cols + SCAN_UNITS + 1) * w->gates + 3);
+}
+
 /* The structs of norms are those of the C API with these differences: every stride is set, and 0 is that of one row;
  * a backward call of layer or group norm is over one block of at most CNORM_BLOCK_ROWS rows, whose dgain and dbias are
  * `partials` [2, n] of cnorm_norm_backward, which of smoothing_gradient is one double; radii are below n; and `hints`
@@ -134,6 +191,9 @@ struct cnorm_outer;
  *     products_backward                       dx [n, cols] = W^T d, or += with `onto`; d [n, packed rows], padding zero
  *     cell_backward, outer_products           see backward.h
  *     depthwise                               y [channels] of the frames x; y overlaps no input
+ *     frame_is_tiny     whether x [channels, positions] has a position that `products` would scale
+ *     positions_step    a plain_cell at each position, of x and h that are not tiny
+ *     cell_scan         done[s]: how many positions of cell s it did; its state follows where these are not all
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
  *                       CNORM_ALIGN; scratch is sized by the functions above */
 #define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);

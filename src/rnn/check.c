@@ -33,6 +33,14 @@ ptrdiff_t cnorm_refused_token(const cnorm_layer *layers, int count, ptrdiff_t ro
     return rows;
 }
 
+/* the option that is beyond `WIDEST`, with which sums of sizes could overflow, or NULL */
+static const char *too_wide(const cnorm_layer *layer, const layer_option *options)
+{
+    for (const layer_option *option = options; option->name; ++option)
+        if (option->type == OPTION_SIZE && layer_size(layer, option->at) > WIDEST) return option->name;
+    return NULL;
+}
+
 /* The name of what is at fault in layer `index`, or NULL. *size: the outputs of the layer before, if there is one; it
  * becomes those of this one. */
 static const char *layer_fault(const cnorm_layer *layers, int index, ptrdiff_t *size)
@@ -40,7 +48,8 @@ static const char *layer_fault(const cnorm_layer *layers, int index, ptrdiff_t *
     const cnorm_layer *layer = &layers[index];
     const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     if (!ops) return "kind";
-    const char *field = ops->check(layer);
+    const char *field = too_wide(layer, ops->options);
+    if (!field) field = ops->check(layer);
     if (field) return field;
     const ptrdiff_t inputs = layer_size(layer, ops->inputs);
     if (index > 0 && inputs != *size) return "inputs";

@@ -11,6 +11,7 @@
 enum {
     LAYER_READS = CNORM_PARTS, /* inputs of earlier layers that a layer may read, besides its own input */
     LAYER_STATES = 2,          /* arrays of state */
+    WIDEST = 1 << 28,          /* the largest option that is a size; also of a packed file's matrices and bytes */
 };
 
 /* A number of a layer's struct. Packed files store options in the order of the table, each in 4 bytes. */
@@ -60,6 +61,8 @@ typedef struct layer_run {
     ptrdiff_t n;
     const_rows x, read[LAYER_READS];
     float_rows y;
+    const cnorm_layer *beside; /* NULL, or a layer of the same x that this run does too, and its results */
+    float_rows y_beside;
     float *const *states;
     ptrdiff_t offset;
     int steps;
@@ -121,8 +124,9 @@ typedef struct layer_ops {
     ptrdiff_t (*state)(const cnorm_layer *, int k); /* floats of array k, which are padded; none */
     const char *state_names[LAYER_STATES];
     ptrdiff_t (*scratch)(const cnorm_layer *, ptrdiff_t rows); /* floats; 0 */
-    void (*run)(const layer_run *);          /* rows are at most CNORM_ROWS if the layer has state, else any number */
-    ptrdiff_t (*stats)(const cnorm_layer *); /* floats of a row; 0 */
+    void (*run)(const layer_run *); /* rows are at most CNORM_ROWS if the layer has state, else any number */
+    int (*beside)(const cnorm_layer *, const cnorm_layer *other);      /* whether a run can also do that of `other` */
+    ptrdiff_t (*stats)(const cnorm_layer *);                           /* floats of a row; 0 */
     ptrdiff_t (*tape_row)(const cnorm_layer *);                        /* floats; those of the input */
     int (*trains)(const cnorm_layer *);                                /* whether it has gradients; it has */
     void (*record)(const layer_record *);                              /* run on all rows */

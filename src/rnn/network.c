@@ -62,6 +62,18 @@ static const_rows earlier_input(const network_call *call, ptrdiff_t index, ptrdi
     return (const_rows){at, width};
 }
 
+/* Whether layer `index` also does the one behind the next, which reads the same x through a copy of it. */
+static int does_two(const network_call *call, int index)
+{
+    const cnorm_layer *layer = &call->layers[index], *copy = layer + 1, *other = layer + 2;
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
+    if (!ops->beside || index + 3 >= call->count || other->kind != layer->kind || !ops->beside(layer, other)) return 0;
+    const layer_ops *copies = cnorm_layer_ops_of(copy->kind);
+    if (!copies->origin || copies->reads == 0 || copies->origin(copy, 0).back != 1) return 0;
+    const layer_read from = copies->read(copy, 0);
+    return from.start == 0 && from.count == from.n && from.n == cnorm_layer_outputs(copy);
+}
+
 /* n <= rows rows through all layers */
 static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_rows y)
 {
@@ -72,6 +84,7 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
                      .states = call->states,
                      .steps = call->steps,
                      .scratch = call->layer_scratch};
+    int done = -1; /* by the layer two places before */
     for (int i = 0; i < call->count; ++i) {
         const cnorm_layer *layer = &call->layers[i];
         const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
@@ -86,7 +99,13 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
             if (back == 0) break;
             one.read[k] = earlier_input(call, i, back, x, out);
         }
-        ops->run(&one);
+        one.beside = NULL;
+        if (i != done && does_two(call, i)) {
+            const ptrdiff_t between = call->rows * (width + padded_units(cnorm_layer_outputs(layer + 1)));
+            const ptrdiff_t beside_width = padded_units(cnorm_layer_outputs(layer + 2));
+            one.beside = layer + 2, one.y_beside = (float_rows){out + between, beside_width}, done = i + 2;
+        }
+        if (i != done) ops->run(&one);
         if (ops->state) one.offset += cnorm_layer_state_floats(layer);
         one.x.at = to, one.x.stride = stride;
         out += call->rows * width;

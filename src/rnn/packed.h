@@ -50,8 +50,6 @@ typedef struct packed_field {
 _Static_assert(sizeof(packed_head) == 96 && sizeof(packed_network) == 8, "no padding");
 _Static_assert(sizeof(packed_layer) == 24 && sizeof(packed_field) == 40, "no padding");
 
-enum { WIDEST = 1 << 28 }; /* units, inputs, elements of a layer, and bytes of the configuration */
-
 static inline uint64_t packed_options_bytes(uint32_t options) { return ((uint64_t)options * 4 + 7) / 8 * 8; }
 
 /* the bytes before the configuration */

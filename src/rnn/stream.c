@@ -166,7 +166,7 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
 {
     if (!started(stream)) return CNORM_ERROR_NULL;
     const cnorm_model *model = stream->model;
-    if (steps > most_frames(model)) return CNORM_ERROR_SIZE;
+    if (steps > 1 && steps > most_frames(model)) return CNORM_ERROR_SIZE; /* two divisions */
     const cnorm_status status = cnorm_run(&(cnorm_frames){.layers = model->networks[0].layers,
                                                           .count = model->networks[0].count,
                                                           .frames = steps,
@@ -180,7 +180,7 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
     return status;
 }
 
-/* ---- saved streams, format 3 of docs/cells.md, little-endian; stream_state.py has the same for Python ------------ */
+/* ---- saved streams, format 3 of docs/cells.md, little-endian ---------------------------------------------------- */
 
 enum { SAVED_FRAMES = 48, SAVED_ARITHMETIC = 56, SAVED_STATE = 60 };
 static const char saved_magic[] = "cnorm stream 3\n"; /* 16 bytes with the zero */

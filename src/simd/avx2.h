@@ -26,6 +26,7 @@ INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
     return (f32v)_mm256_blendv_ps((__m256)fill, (__m256)v, (__m256)mask_32(from, to));
 }
 
+INLINE f32v lanes_f32(f32v v, i32v from) { return (f32v)_mm256_permutevar8x32_ps((__m256)v, (__m256i)from); }
 INLINE int any_i32(i32v mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 INLINE f32v sqrt_f32(f32v v) { return (f32v)_mm256_sqrt_ps((__m256)v); }
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm256_sqrt_pd((__m256d)v); }

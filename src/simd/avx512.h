@@ -60,6 +60,7 @@ INLINE void rotate_lanes_f32(f32v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
     lanes[0] = (f32v)_mm512_permutex2var_ps(a, from, b);
     lanes[1] = (f32v)_mm512_permutex2var_ps(b, from, a);
 }
+INLINE f32v lanes_f32(f32v v, i32v from) { return (f32v)_mm512_permutexvar_ps((__m512i)from, (__m512)v); }
 INLINE int any_i32(i32v mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0; }
 
 /* GCC 12 makes __builtin_convertvector of these sizes two instructions of half the width, and a permutation. */

@@ -24,14 +24,15 @@
  *     default_nan_*  the default quiet NaN where a lane is NaN
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     tree_*         the sum of all virtual lanes by halving: lane i + lane i + LANES/2, and so on
+ *     lanes_f32      lane i is lane from[i] of v; 0 <= from[i] < VL
  *     any_i32        whether a lane of a mask is not 0; each is 0, -1 or the sign bit
  *     transpose_4    four vectors of four floats: lane j of vector i and lane i of vector j change places
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
- * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes_f32, any, sqrt, fma,
- * smaller, larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
+ * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes_f32, lanes_f32, any,
+ * sqrt, fma, smaller, larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
  *     vector_tree_*  tree_* of one vector
  *     load_range_u16, store_range_u16, nt_store_u16   as above, for half a vector of uint16
  *     extend_u16, truncate_u16   half a vector of uint16 to a vector of int32, and back

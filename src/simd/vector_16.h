@@ -14,6 +14,7 @@ INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
     return select_f32(in, v, fill);
 }
 
+INLINE f32v lanes_f32(f32v v, i32v from) { return (f32v){v[from[0]], v[from[1]], v[from[2]], v[from[3]]}; }
 INLINE float vector_tree_f32(f32v v) { return tree_f32x4(v); }
 INLINE double vector_tree_f64(f64v v) { return tree_f64x2(v); }
 

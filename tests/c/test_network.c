@@ -158,6 +158,30 @@ static void tokens_are_checked(void)
     network_free(&pool);
 }
 
+/* in a struct alone: sums of such sizes would overflow */
+static void sizes_have_a_limit(void)
+{
+    static const ptrdiff_t wide[] = {((ptrdiff_t)1 << 28) + 1, PTRDIFF_MAX - 8, PTRDIFF_MAX};
+    const float weight = 1;
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; ++i) {
+        const ptrdiff_t n = wide[i];
+        const cnorm_layer scale = {.kind = CNORM_LAYER_SCALE, .as = {.scale = {n, &weight}}};
+        const cnorm_layer last[] = {
+            {.kind = CNORM_LAYER_MULTIPLY, .as = {.multiply = {n, 1}}},
+            {.kind = CNORM_LAYER_RESIDUAL, .as = {.residual = {n, 1}}},
+            {.kind = CNORM_LAYER_CONCAT, .as = {.concat = {n, 1, {{1, n, n - 1, 1}}}}},
+            {.kind = CNORM_LAYER_NORM, .as = {.norm = {n, NULL, NULL, 0}}},
+            {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {.n = n}}},
+        };
+        for (size_t k = 0; k < sizeof last / sizeof *last; ++k) {
+            const cnorm_layer layers[] = {scale, last[k]};
+            cnorm_fault fault;
+            CHECK(cnorm_layers_check(layers, 2, &fault) == CNORM_ERROR_LAYER && fault.layer == 0, "n %td", n);
+            CHECK(cnorm_layers_check(&last[k], 1, &fault) == CNORM_ERROR_LAYER && !strcmp(fault.field, "n"), "n %td", n);
+        }
+    }
+}
+
 /* one tap of a convolution, or one frame of a delay, keeps nothing */
 static void state_may_be_missing_where_there_is_none(void)
 {
@@ -177,6 +201,7 @@ static void state_may_be_missing_where_there_is_none(void)
 int main(void)
 {
     tokens_are_checked();
+    sizes_have_a_limit();
     state_may_be_missing_where_there_is_none();
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 33}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {

@@ -801,3 +801,12 @@ interpreters.run_string(other, text)
         pytest.skip(f"no second interpreter imports NumPy here: {run.stdout}{run.stderr}"[:300])
     assert "one interpreter of a process only" in run.stdout
     assert "source folder" not in run.stdout
+
+
+def test_a_bfloat16_tensor_is_refused_with_the_way_that_works():
+    torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
+    x = torch.arange(24.0).reshape(3, 8).bfloat16()
+    with pytest.raises(TypeError, match=r"pass x\.view\(torch\.uint16\)\.numpy\(\)\.view\(ml_dtypes\.bfloat16\)$"):
+        cnorm.layer_norm(x)
+    y = cnorm.layer_norm(x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(y, cnorm.layer_norm(x.float().numpy()).astype(y.dtype))

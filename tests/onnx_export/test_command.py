@@ -25,7 +25,7 @@ def test_export_and_check(tmp_path):
 
 def test_all_export_options_and_the_json_report(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
-    options = ["--form", "sequence", "--opset", "18", "--batch", "n", "--functions", "--dtype", "float16"]
+    options = ["--form", "sequence", "--opset", "18", "--batch", "n", "--dtype", "float16"]
     done = command("demo.safetensors", "demo.onnx", *options, "--check", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"] is True

@@ -76,7 +76,7 @@ def run(exported, level, x, before):
 @every_cell
 def test_every_preset_form_and_opset(key, outputs, form, opset):
     model, x, before, exact, allowed = trajectory(key, outputs)
-    variants = [{}, {"functions": True}] + ([{"native_ops": True}] if key in NATIVE and outputs is None else [])
+    variants = [{}] + ([{"native_ops": True}] if key in NATIVE and outputs is None else [])
     for variant, level in itertools.product(variants, LEVELS):
         exported = onnx_export.export(model, form=form, opset=opset, batch="batch", **variant)  # runs onnx.checker
         got = run(exported, level, x, before)
@@ -107,7 +107,7 @@ def test_float16_of_every_preset(key, outputs):
 @every_cell
 def test_every_preset_loads_back_to_the_same_bits(tmp_path, key, outputs):
     model, x, *_ = trajectory(key, outputs)
-    variants = [{}, {"functions": True}] + ([{"native_ops": True}] if key in NATIVE and outputs is None else [])
+    variants = [{}] + ([{"native_ops": True}] if key in NATIVE and outputs is None else [])
     for variant in variants:
         onnx_export.export(model, tmp_path / "m.onnx", **variant)
         again = onnx_export.load(tmp_path / "m.onnx")

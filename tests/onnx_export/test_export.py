@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import reference
 from models import random_linear, random_lstm
+from ort_stream import OrtStream
 
 import cnorm
 import onnx_export
@@ -228,10 +229,9 @@ def run(exported, feeds):
 
 
 @pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize("functions", [False, True])
-def test_a_sequence_is_its_steps_and_its_chunks(rng, stack, opset, functions):
+def test_a_sequence_is_its_steps_and_its_chunks(rng, stack, opset):
     """Sequences of any length; the final states of one chunk are the initial states of the next."""
-    sequence = onnx_export.export(stack, form="sequence", opset=opset, functions=functions, batch="batch")
+    sequence = onnx_export.export(stack, form="sequence", opset=opset, batch="batch")
     step = onnx_export.export(stack, opset=opset, batch="batch")
     assert [n.op_type for n in sequence.graph.node] == ["Scan"]
     states = {row: np.zeros((2, n), np.float32) for row, n in (("h0", 7), ("c0", 7), ("h1", 6), ("c1", 6))}
@@ -251,29 +251,6 @@ def test_a_sequence_is_its_steps_and_its_chunks(rng, stack, opset, functions):
     np.testing.assert_array_equal(np.concatenate(chunked), np.stack(stepped))
     for name, array in now.items():
         np.testing.assert_array_equal(after[name], array)
-
-
-def test_functions_are_cells_and_equal_ones_are_shared(rng):
-    layers = [random_lstm(rng, 3, 3), random_lstm(rng, 3, 3), random_lstm(rng, 3, 5, eps=1e-3)]
-    model = cnorm.Model([*layers, random_linear(rng, 5, 2)])
-    exported = onnx_export.export(model, functions=True)
-    assert [(n.domain, n.op_type) for n in exported.graph.node] == [
-        ("cnorm", "LSTM_ba2016"),
-        ("cnorm", "LSTM_ba2016"),
-        ("cnorm", "LSTM_ba2016_2"),
-        ("", "Gemm"),
-    ]
-    assert sorted(f.name for f in exported.functions) == ["LSTM_ba2016", "LSTM_ba2016_2"]
-    assert {(o.domain, o.version) for o in exported.opset_import} == {("", 17), ("cnorm", 1)}
-    inlined = onnx_export.export(model)
-    feeds = {
-        value.name: rng.standard_normal([d.dim_value for d in value.type.tensor_type.shape.dim])
-        for value in exported.graph.input
-    }
-    assert not inlined.functions
-    one, other = Float64(exported).run(feeds), Float64(inlined).run(feeds)
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name])
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -324,7 +301,7 @@ def test_large_weights_go_to_a_second_file(tmp_path, small_limit):
         assert entries["location"] == data.name
         assert int(entries["offset"]) % 4096 == 0
     assert onnx_export.check_parity(model, path, steps=3).ok
-    assert onnx_export.OrtStream(path).step(np.zeros(12, np.float32)).shape == (9,)
+    assert OrtStream(path).step(np.zeros(12, np.float32)).shape == (9,)
     np.testing.assert_array_equal(
         onnx_export.load(path).layers[0].weights["weight_h"], model.layers[0].weights["weight_h"]
     )

@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 import reference
 import tolerances
+from export_norm import export_norm
 
 import cnorm
 import onnx_export
@@ -42,7 +43,7 @@ def test_batch_norm(rng, shape, opset):
     x, weight, bias = random_case(rng, shape)
     mean, var = rng.standard_normal(shape[1]).astype(np.float32), rng.uniform(0.5, 2, shape[1]).astype(np.float32)
     options = {"mean": mean, "var": var, "space": len(shape) - 2, "opset": opset, "eps": 1e-3}
-    model = onnx_export.export_norm("batch_norm", weight, bias, **options)
+    model = export_norm("batch_norm", weight, bias, **options)
     exact = reference.batch_norm_inference(x, mean, var, weight, bias, eps=1e-3)
     ours = cnorm.batch_norm_inference(x, mean, var, weight, bias, eps=1e-3)
     check(model, x, exact, ours, weight)
@@ -55,7 +56,7 @@ def test_batch_norm(rng, shape, opset):
 def test_group_norm(rng, shape, groups, opset):
     x, weight, bias = random_case(rng, shape)
     options = {"groups": groups, "space": len(shape) - 2, "opset": opset, "eps": 1e-3}
-    model = onnx_export.export_norm("group_norm", weight, bias, **options)
+    model = export_norm("group_norm", weight, bias, **options)
     exact, _, _ = reference.group_norm(x, groups, weight, bias, eps=1e-3)
     cancelled = 0
     operator = opset >= 21 and len(shape) > 2
@@ -74,7 +75,7 @@ def test_group_norm(rng, shape, groups, opset):
 def test_instance_norm(rng, shape, opset):
     x, weight, bias = random_case(rng, shape)
     options = {"space": len(shape) - 2, "opset": opset, "eps": 1e-3}
-    model = onnx_export.export_norm("instance_norm", weight, bias, **options)
+    model = export_norm("instance_norm", weight, bias, **options)
     exact, _, _ = reference.group_norm(x, shape[1], weight, bias, eps=1e-3)
     check(model, x, exact, cnorm.instance_norm(x, weight, bias, eps=1e-3), weight)
 
@@ -85,7 +86,7 @@ def test_divisive_norm(rng, fields, opset):
     """sigma^2 is a float32 constant in the graph: one rounding more."""
     x, weight, bias = random_case(rng, (4, 20))
     options = {"sigma": 0.5, "mean_radius": fields[0], "radius": fields[1]}
-    model = onnx_export.export_norm("divisive_norm", weight, bias, opset=opset, **options)
+    model = export_norm("divisive_norm", weight, bias, opset=opset, **options)
     exact = reference.divisive_norm(x, weight, bias, **options)
     check(model, x, exact, cnorm.divisive_norm(x, weight, bias, **options), weight, slack=2.0**-22)
 
@@ -100,14 +101,14 @@ def test_weight_norm_is_a_linear_layer(rng):
 
 def test_bias_is_optional(rng):
     x, weight, _ = random_case(rng, (4, 6))
-    model = onnx_export.export_norm("group_norm", weight, groups=2)
+    model = export_norm("group_norm", weight, groups=2)
     np.testing.assert_allclose(run(model, x), cnorm.group_norm(x, 2, weight), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [17, 21, newest_opset()])
 @pytest.mark.parametrize("space", [0, 2])
 def test_the_validator_finds_group_norms_sound(tmp_path, space, opset):
-    onnx_export.export_norm("group_norm", ONES, path=tmp_path / "g.onnx", groups=2, space=space, opset=opset)
+    export_norm("group_norm", ONES, path=tmp_path / "g.onnx", groups=2, space=space, opset=opset)
     report = onnx_export.validate(tmp_path / "g.onnx", batch=3)
     assert report.ok, str(report)
     assert not [finding for finding in report.findings if finding.level == "error"]
@@ -117,7 +118,7 @@ def test_the_validator_finds_group_norms_sound(tmp_path, space, opset):
 def test_batch_norm_without_eps_where_every_channel_varies(rng):
     x, weight, _ = random_case(rng, (5, 6))
     var = np.linspace(0.5, 2, 6, dtype=np.float32)
-    model = onnx_export.export_norm("batch_norm", weight, mean=0 * var, var=var, eps=0)
+    model = export_norm("batch_norm", weight, mean=0 * var, var=var, eps=0)
     exact = reference.batch_norm_inference(x, 0 * var, var, weight, eps=0)
     check(model, x, exact, cnorm.batch_norm_inference(x, 0 * var, var, weight, eps=0), weight)
 
@@ -155,5 +156,5 @@ FALLING = np.arange(3, -3, -1, dtype=np.float32)
 )
 def test_wrong_arguments_leave_no_file(tmp_path, arguments, options, error, says):
     with pytest.raises(error, match=says):
-        onnx_export.export_norm(*arguments, path=tmp_path / "norm.onnx", **options)
+        export_norm(*arguments, path=tmp_path / "norm.onnx", **options)
     assert os.listdir(tmp_path) == []

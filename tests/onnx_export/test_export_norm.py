@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 import reference
 import tolerances
+from export_norm import export_norm
 
-import onnx_export
 from onnx_export.float64 import Float64
 from onnx_export.options import newest_opset
 
@@ -32,7 +32,7 @@ def test_onnxruntime_agrees_with_the_oracle(rng, kind, shape, opset, level):
     weight = (1 + 0.3 * rng.standard_normal(shape)).astype(np.float32)
     bias = rng.standard_normal(shape).astype(np.float32) if kind == "layer_norm" else None
     x = (0.5 + rng.standard_normal((6, *shape))).astype(np.float32)
-    model = onnx_export.export_norm(kind, weight, bias, opset=opset, eps=1e-3)
+    model = export_norm(kind, weight, bias, opset=opset, eps=1e-3)
     axis = -len(shape)
     if kind == "layer_norm":
         exact, _, _ = reference.layer_norm(x, weight, bias, eps=1e-3, axis=axis)
@@ -50,7 +50,7 @@ def test_a_large_mean_is_subtracted_before_squaring(rng, opset, level):
     """A float32 sum of n numbers near 1e3 puts the mean off by up to 1e3 u sqrt(n); E[x^2] - E[x]^2 loses all."""
     x = (1e3 + rng.standard_normal((32, 1024))).astype(np.float32)
     ones = np.ones(1024, np.float32)
-    y = run(onnx_export.export_norm("layer_norm", ones, opset=opset), x, level)
+    y = run(export_norm("layer_norm", ones, opset=opset), x, level)
     exact, _, _ = reference.layer_norm(x)
     assert np.abs(y - exact).max() < 1e3 * 2.0**-24 * 32
 
@@ -59,7 +59,7 @@ def test_a_large_mean_is_subtracted_before_squaring(rng, opset, level):
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
 def test_float16_squares_do_not_overflow(rng, kind, opset):
     x = (1000 * rng.standard_normal((4, 32))).astype(np.float16)
-    model = onnx_export.export_norm(kind, np.ones(32, np.float16), opset=opset)
+    model = export_norm(kind, np.ones(32, np.float16), opset=opset)
     exact = (reference.layer_norm if kind == "layer_norm" else reference.rms_norm)(x.astype(np.float32))[0]
     np.testing.assert_allclose(run(model, x), exact, rtol=2.0**-10, atol=2.0**-12)
     operators = {node.op_type for node in model.graph.node}
@@ -69,11 +69,11 @@ def test_float16_squares_do_not_overflow(rng, kind, opset):
 
 def test_operators_have_every_attribute_and_input(rng):
     weight = rng.standard_normal((3, 5)).astype(np.float32)
-    (node,) = onnx_export.export_norm("layer_norm", weight, weight, eps=1e-6).graph.node
+    (node,) = export_norm("layer_norm", weight, weight, eps=1e-6).graph.node
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     assert attributes == {"axis": -2, "epsilon": np.float32(1e-6), "stash_type": 1}
     assert list(node.input) == ["x", "weight", "bias"]
-    (node,) = onnx_export.export_norm("rms_norm", weight, opset=23).graph.node
+    (node,) = export_norm("rms_norm", weight, opset=23).graph.node
     assert node.op_type == "RMSNormalization"
 
 
@@ -100,5 +100,5 @@ def test_operators_have_every_attribute_and_input(rng):
 )
 def test_wrong_arguments_leave_no_file(tmp_path, arguments, options, error, says):
     with pytest.raises(error, match=says):
-        onnx_export.export_norm(*arguments, path=tmp_path / "norm.onnx", **options)
+        export_norm(*arguments, path=tmp_path / "norm.onnx", **options)
     assert os.listdir(tmp_path) == []

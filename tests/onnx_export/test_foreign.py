@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from ort_stream import OrtStream
 
 import cnorm
 import onnx_export
@@ -95,7 +96,7 @@ def test_parity_of_an_unrolled_loop(cell, tmp_path):
     assert report.ok, str(report)
     assert report.steps == 8
     with pytest.raises(ValueError, match="must take single steps"):
-        onnx_export.OrtStream(path)
+        OrtStream(path)
 
 
 def test_parity_of_a_scripted_loop(cell, tmp_path):
@@ -107,7 +108,7 @@ def test_parity_of_a_scripted_loop(cell, tmp_path):
     report = onnx_export.check_parity(of_torch(cell), path, steps=6)
     assert report.ok, str(report)
     with pytest.raises(ValueError, match="must have y of a fixed size"):
-        onnx_export.OrtStream(path)
+        OrtStream(path)
 
 
 def test_states_of_three_axes_are_refused(tmp_path):
@@ -116,4 +117,4 @@ def test_states_of_three_axes_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must have h0_in \[batch, 16\], got \[1, 1, 16\]"):
         onnx_export.check_parity(of_torch(lstm), path, steps=6)
     with pytest.raises(ValueError, match="must take single steps"):
-        onnx_export.OrtStream(path)
+        OrtStream(path)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import cells
 import numpy as np
-import onnx
 import pytest
 from models import random_linear
+from ort_stream import OrtStream
 
 import cnorm
 import onnx_export
@@ -49,11 +49,10 @@ def stack(rng):
 
 
 @pytest.mark.parametrize("opset", [13, 17, 23])
-@pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["step", "sequence"])
-def test_stack_of_every_kind_of_layer(rng, tmp_path, stack, form, functions, opset):
+def test_stack_of_every_kind_of_layer(rng, tmp_path, stack, form, opset):
     path = tmp_path / "stack.onnx"
-    exported = onnx_export.export(stack, path, form=form, functions=functions, opset=opset)
+    exported = onnx_export.export(stack, path, form=form, opset=opset)
     report = onnx_export.check_parity(stack, exported, steps=16)
     assert report.ok, str(report)
     again = onnx_export.load(path)
@@ -73,7 +72,7 @@ def test_learned_initial_states_are_in_the_state_table(rng, stack):
     assert rows["h1"]["initial"] == 0
     read = {name for node in exported.graph.node for name in node.input}
     assert {t.name for t in exported.graph.initializer} <= read  # nothing that no node reads
-    stream = onnx_export.OrtStream(exported)
+    stream = OrtStream(exported)
     for name, array in stream.state().items():
         np.testing.assert_array_equal(array, start[name])
     x = rng.standard_normal(5).astype(np.float32)
@@ -98,7 +97,7 @@ def test_native_operators_in_a_stack(rng, form):
     report = onnx_export.check_parity(model, exported, steps=16)
     assert report.ok, str(report)
     x = rng.standard_normal((9, 5)).astype(np.float32)
-    y = onnx_export.OrtStream(exported).process(x)
+    y = OrtStream(exported).process(x)
     np.testing.assert_allclose(y, model.stream().process(x), rtol=0, atol=2e-5)
 
 
@@ -158,8 +157,8 @@ def test_custom_specs_are_exported(rng, tmp_path, variant):
     spec = replace(cnorm.PRESETS[key], name="variant", **changes)
     weights = cells.random_weights(spec, rng, 5, 6, outputs)
     model = cnorm.Model([cells.LAYERS[key[0]](weights, preset=spec)])
-    for opset, functions in ((13, True), (17, False)):
-        exported = onnx_export.export(model, tmp_path / "m.onnx", opset=opset, functions=functions)
+    for opset in (13, 17):
+        exported = onnx_export.export(model, tmp_path / "m.onnx", opset=opset)
         report = onnx_export.check_parity(model, exported, steps=16)
         assert report.ok, str(report)
     assert onnx_export.load(tmp_path / "m.onnx").layers[0].spec == spec
@@ -280,12 +279,3 @@ def test_norms_without_eps_are_refused_by_name(rng, tmp_path, dtype, eps):
         with pytest.raises(ValueError, match=f"model: eps of {name}.* must be positive in float32"):
             onnx_export.export(cnorm.Model([layer]), tmp_path / "m.onnx", dtype=dtype)
     assert os.listdir(tmp_path) == []
-
-
-def test_checkpoint_names_that_are_not_identifiers(rng):
-    """A function's formal inputs must be identifiers; the file's tensors keep the checkpoint's names."""
-    model = cnorm.Model([cell(rng, ("LSTM", "tfa"), 5, 6)])
-    exported = onnx_export.export(model, functions=True)
-    assert all(name.isidentifier() for f in exported.functions for name in (*f.input, *f.output))
-    assert "layers.0.kernel_norm/gamma" in {t.name for t in exported.graph.initializer}
-    onnx.checker.check_model(exported, full_check=True)

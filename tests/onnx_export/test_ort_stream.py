@@ -6,10 +6,10 @@ import numpy as np
 import onnxruntime
 import pytest
 from models import random_linear, random_lstm
+from ort_stream import OrtStream
 
 import cnorm
 import onnx_export
-from onnx_export import OrtStream
 
 
 @pytest.fixture

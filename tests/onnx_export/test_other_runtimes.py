@@ -27,7 +27,7 @@ PRESETS = sorted(cnorm.PRESETS)
 class Reference:
     """onnx's reference evaluator."""
 
-    forms = ("step", "step13", "scan", "portable", "unrolled", "functions", "float16")
+    forms = ("step", "step13", "scan", "portable", "unrolled", "float16")
 
     def __init__(self, model, path):
         self.run = lambda feeds: dict(
@@ -62,7 +62,7 @@ class Tract:
 class OldOnnxruntime:
     """The oldest onnxruntime that can be installed, in a process of its own."""
 
-    forms = ("step", "step13", "scan", "loop", "portable", "unrolled", "functions")
+    forms = ("step", "step13", "scan", "loop", "portable", "unrolled")
 
     def __init__(self, model, path):
         self.path, self.folder = path, os.environ.get("CNORM_OLDEST_ONNXRUNTIME")
@@ -91,7 +91,6 @@ FORMS = {
     "loop": {"form": "sequence", "loop": "loop"},
     "portable": {"portable": True},
     "unrolled": {"form": "sequence", "loop": "unrolled", "steps": STEPS, "portable": True},
-    "functions": {"functions": True},
     "float16": {"portable": True, "dtype": "float16"},
 }
 CASES = [(runtime, form) for runtime in (Reference, OpenVINO, Tract, OldOnnxruntime) for form in runtime.forms]

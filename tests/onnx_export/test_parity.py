@@ -28,10 +28,9 @@ def demo():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["step", "sequence"])
-def test_every_form_of_the_demo_model(demo, form, functions, dtype):
-    exported = onnx_export.export(demo[0], form=form, functions=functions, dtype=dtype, batch="batch")
+def test_every_form_of_the_demo_model(demo, form, dtype):
+    exported = onnx_export.export(demo[0], form=form, dtype=dtype, batch="batch")
     report = onnx_export.check_parity(demo[0], exported, steps=8)
     assert report.ok, str(report)
 

@@ -8,6 +8,7 @@ import pytest
 from cells import random_cell
 from models import random_linear
 from onnx import helper
+from ort_stream import OrtStream
 
 import cnorm
 import onnx_export
@@ -193,7 +194,7 @@ def test_a_fixed_number_of_steps_is_judged_by_whole_calls(model, foreign):
     with pytest.raises(ValueError, match=r"takes 4 steps in each call: .* got 6 in recording 0"):
         onnx_export.check_parity(model, foreign, inputs=np.ones((6, 5), "f"))
     with pytest.raises(ValueError, match=r"must take single steps, got x .*4 steps in each call"):
-        onnx_export.OrtStream(foreign)
+        OrtStream(foreign)
 
 
 def test_an_output_whose_size_has_a_name_is_judged(model, foreign):

@@ -92,20 +92,17 @@ def test_output_nodes_have_the_names_of_the_outputs():
     assert [names[value.name] for value in exported.graph.output] == ["y", "h0_out", "c0_out"]
 
 
-@pytest.mark.parametrize(
-    ("opset", "functions", "expected"), [(13, False, 7), (14, False, 7), (15, False, 8), (17, False, 8), (13, True, 8)]
-)
-def test_ir_version_is_the_oldest_sufficient_one(opset, functions, expected):
+@pytest.mark.parametrize(("opset", "expected"), [(13, 7), (14, 7), (15, 8), (17, 8)])
+def test_ir_version_is_the_oldest_sufficient_one(opset, expected):
     """onnxruntime 1.8 reads IR 7 and opset 13."""
-    assert onnx_export.export(cnorm.demo_model(), opset=opset, functions=functions).ir_version == expected
+    assert onnx_export.export(cnorm.demo_model(), opset=opset).ir_version == expected
 
 
 def test_composed_norms_at_any_opset(rng):
     model = of_preset(("GRU", "ba2016"), rng)
-    for functions in (False, True):
-        exported = onnx_export.export(model, composed_norms=True, functions=functions)
-        assert "LayerNormalization" not in {node.op_type for node in model_nodes(exported)}
-        assert onnx_export.check_parity(model, exported, steps=3).ok
+    exported = onnx_export.export(model, composed_norms=True)
+    assert "LayerNormalization" not in {node.op_type for node in model_nodes(exported)}
+    assert onnx_export.check_parity(model, exported, steps=3).ok
 
 
 @pytest.mark.parametrize("options", [{}, {"form": "sequence"}, {"form": "sequence", "loop": "loop"}])
@@ -172,7 +169,6 @@ def test_load_reads_every_loop(tmp_path, loop):
         ({"form": "sequence", "steps": 0}, ValueError, "steps must be at least 1, got 0"),
         ({"form": "sequence", "steps": 1.5}, TypeError, "steps must be an integer, got 1.5"),
         ({"form": "sequence", "loop": "loop", "native_ops": True}, ValueError, "loop must be left out with native_ops"),
-        ({"portable": True, "functions": True}, ValueError, "functions must be False for portable"),
     ],
 )
 def test_options_that_exclude_each_other(options, error, says):

@@ -70,7 +70,7 @@ def test_parity_and_load_of_every_preset(tmp_path, key, outputs, weights):
 def test_every_form_of_a_stack(weights, opset):
     model = stack(weights)
     options = [
-        {"batch": "n"}, {"functions": True}, {"portable": True}, {"form": "sequence", "batch": "n"},
+        {"batch": "n"}, {"portable": True}, {"form": "sequence", "batch": "n"},
         {"form": "sequence", "loop": "loop"}, {"form": "sequence", "loop": "unrolled", "steps": 3, "portable": True},
     ]  # fmt: skip
     for given in options:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import onnx_export
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the files are TorchScript
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 WEIGHTS = Path(__file__).parents[3] / "shared" / "data" / "models"
@@ -103,6 +105,18 @@ def test_noise_is_suppressed(example, tmp_path, capsys):
     dtln.main([str(WEIGHTS), str(tmp_path / "noise.wav"), "--weights", "int8", "--out", str(tmp_path / "out.wav")])
     assert "250 hops of 8 ms" in capsys.readouterr().out
     clean = audio.read_wav(tmp_path / "out.wav", dtln.RATE)
+    assert np.mean(clean[8000:] ** 2) < 0.1 * np.mean(noise**2)
+    assert (tmp_path / "out.png").stat().st_size > 1000
+
+
+def test_noise_is_suppressed_by_a_spectrum(example, tmp_path, capsys):
+    path, denoise, audio = weights("gtcrn_simple.onnx"), example("denoise"), example("audio")
+    onnx_export.load(path, check=False).save_packed(tmp_path / "m.cnorm")
+    noise = 0.05 * np.random.default_rng(0).standard_normal(32000).astype(np.float32)
+    audio.write_wav(tmp_path / "noise.wav", noise, denoise.RATE)
+    denoise.main([str(tmp_path / "m.cnorm"), str(tmp_path / "noise.wav"), "--out", str(tmp_path / "out.wav")])
+    assert "125 hops of 16 ms" in capsys.readouterr().out
+    clean = audio.read_wav(tmp_path / "out.wav", denoise.RATE)
     assert np.mean(clean[8000:] ** 2) < 0.1 * np.mean(noise**2)
     assert (tmp_path / "out.png").stat().st_size > 1000
 

@@ -154,3 +154,12 @@ def test_an_input_that_drowns_the_others_is_named(rng):
     [remark] = [r for r in quantize.measured(model, rounded, [frames, frames]).layers[0].remarks if "input" in r[:5]]
     assert remark.startswith("input 2 reaches ")
     assert "so that the others lose their digits; scale it down" in remark
+
+
+@pytest.mark.parametrize("name", ["pack", "quantize", "export", "time"])
+def test_a_file_name_does_not_reach_the_terminal_raw(name, tmp_path):
+    path = tmp_path / "red\x1b[31m.safetensors"
+    path.write_text("no model")
+    done = command(path.name, *["out.onnx"] * (name != "time"), cwd=tmp_path, name=name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "red\N{REPLACEMENT CHARACTER}[31m.safetensors is not a safetensors file" in done.stderr

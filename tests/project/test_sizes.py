@@ -17,14 +17,8 @@ MORE_PARAMETERS = {
     ("cnorm/layers/conv_transpose.py", "__init__"): "public: the options of torch.nn.ConvTranspose1d by keyword",
     ("cnorm/torch/norms.py", "__init__"): "public: the arguments of torch.nn in their order",
     ("cnorm/torch/recurrent.py", "__init__"): "as above",
-    (
-        "onnx_export/builders/channel_norms.py",
-        "batch_norm",
-    ): "graph, name, and the inputs and attributes of the operator",
-    ("onnx_export/builders/channel_norms.py", "group_norm"): "as above",
     ("onnx_export/exporter.py", "export"): "public: options by keyword, with defaults",
     ("onnx_export/loader.py", "load"): "public: as above",
-    ("onnx_export/norm_export.py", "export_norm"): "public: as above",
     ("onnx_export/validation/__init__.py", "validate"): "public: as above",
     ("onnx_export/validation/command.py", "validate"): "the options of `cnorm validate`",
 }

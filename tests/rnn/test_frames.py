@@ -459,11 +459,13 @@ AT_POSITIONS = [
     (("GRU", "keras_reset_before"), 1, 3, None, 1),
     (("RNN", "ba2016"), 4, 5, None, 70),
     (("GRU", "ba2016"), 16, 16, None, 3),
+    (("GRU", "torch"), 17, 18, None, 70),
+    (("LSTM", "torch"), 18, 16, None, 50),
 ]
 LAYERS |= {f"PerPosition {shape}": lambda rng, shape=shape: per_position(rng, shape) for shape in AT_POSITIONS}
 LAYERS |= {
     f"OverPositions {shape} {reverse}": lambda rng, shape=shape, reverse=reverse: over_positions(rng, shape, reverse)
-    for shape, reverse in zip(AT_POSITIONS, [False, True] * 3, strict=True)
+    for shape, reverse in zip(AT_POSITIONS, [False, True] * 4, strict=True)
 }
 LAYERS["PerPosition Linear"] = lambda rng: cnorm.PerPosition(
     cnorm.Linear(normal(rng, 6, 4), normal(rng, 6)), positions=9
@@ -568,18 +570,49 @@ def test_scans_have_the_gradients_of_runs_over_the_positions(shape, reverse, isa
         assert (np.abs(array - total[name]) <= roundings * U * sizes[name] + 1e-40).all(), name
 
 
-def test_two_cells_scan_both_ways(rng):
-    shape = AT_POSITIONS[0]
-    cell, other = one_cell(rng, shape), cells.random_cell(("LSTM", "torch"), rng, 8, 6)[0]
+@pytest.mark.parametrize(
+    ("key", "units", "other_key", "others"),
+    [
+        (("GRU", "torch"), 4, ("LSTM", "torch"), 6),
+        (("GRU", "torch"), 4, ("GRU", "torch"), 4),  # from here on side by side in a kernel
+        (("GRU", "torch"), 3, ("GRU", "torch"), 7),
+        (("GRU", "torch"), 16, ("GRU", "torch"), 2),
+        (("LSTM", "torch"), 2, ("LSTM", "torch"), 1),
+        (("LSTM", "torch"), 8, ("LSTM", "torch"), 5),
+        (("LSTM", "torch"), 11, ("LSTM", "torch"), 16),
+    ],
+)
+def test_two_cells_scan_both_ways(key, units, other_key, others, isa, rng):
+    cell, other = (cells.random_cell(*one)[0] for one in ((key, rng, 8, units), (other_key, rng, 8, others)))
     for reverse in (False, True):
         layer = cnorm.OverPositions(cell, positions=33, reverse=reverse, both=other)
         x = normal(rng, 5, layer.input_size)
+        x[2] *= 2.0**-60
+        x[3, ::2] = 0
         ways = [
             cnorm.Model([cnorm.OverPositions(one, positions=33, reverse=way)]).run(x)
             for one, way in ((cell, reverse), (other, not reverse))
         ]
         assert np.array_equal(cnorm.Model([layer]).run(x), np.concatenate(ways, axis=1))
-        assert layer.output_size == 33 * 10
+        assert layer.output_size == 33 * (units + others)
+
+
+@pytest.mark.parametrize("key", [("GRU", "torch"), ("LSTM", "torch")])
+@pytest.mark.parametrize("reverse", [None, False, True])
+def test_tiny_states_and_inputs_have_the_bits_of_a_tape(key, reverse, isa, rng):
+    """Cells without biases, whose state falls below 2^-40, where products are scaled: in one unit, at one position, in
+    all. A tape does not take the kernels of small cells."""
+    biased = cells.random_cell(key, rng, 5, 6)[0]
+    cell = type(biased)({name: w for name, w in biased.weights.items() if "bias" not in name}, preset="torch")
+    make = cnorm.PerPosition if reverse is None else cnorm.OverPositions
+    layer = make(cell, positions=37, **({} if reverse is None else {"reverse": reverse}))
+    for scale in (1.0, 2.0**-30, 2.0**-45, 2.0**-100, 2.0**-130):
+        x = normal(rng, 12, 1, 5, 37)
+        x[3:] *= scale
+        x[6:, ..., 11:] = 0  # after the last input a scan decays
+        x[9:, ..., 20] = normal(rng, 5)
+        x = x.reshape(12, 1, -1)
+        assert cnorm.Model([layer]).run(x[:, 0]).tobytes() == run(tape_of([layer], 12, 1), x).tobytes()
 
 
 def test_two_cells_are_saved_rounded_exported_and_learn(tmp_path, rng):
@@ -630,3 +663,70 @@ def test_wrong_layers_at_positions(rng):
     for kind, says, make in cases:
         with pytest.raises(kind, match=says):
             make()
+
+
+# ---- the positions in lanes: the bits of products of single windows
+
+# channels, outputs, taps, groups, positions, stride, padding, dilation
+CONVOLUTIONS = [
+    (16, 16, 1, 1, 33, 1, 0, 1),
+    (9, 16, 5, 1, 129, 2, 2, 1),
+    (16, 16, 5, 2, 65, 2, 2, 1),
+    (48, 16, 3, 16, 33, 1, 1, 1),
+    (6, 9, 4, 3, 20, 3, (5, 1), 2),
+    (17, 5, 3, 1, 7, 1, 0, 3),
+    (4, 2, 2, 2, 3, 8, (2, 9), 1),
+    (5, 3, 2, 1, 40, 9, 0, 1),
+    (1, 1, 1, 1, 1, 1, 0, 1),
+]
+
+
+def unsettling(rng, rows, channels, positions):
+    """Frames, of which some have tiny positions, a zero or a subnormal number."""
+    x = normal(rng, rows, channels, positions)
+    x[1] *= 2.0**-60
+    x[2, :, positions // 2] *= 2.0**-50
+    x[3, channels // 2] = 2.0**-140
+    x[4, :, : positions // 2] = 0
+    return x
+
+
+def products(matrix, rows):
+    """The product of each row, by a layer of its own kind."""
+    layer = cnorm.Model([cnorm.Linear(np.ascontiguousarray(matrix))])
+    flat = np.ascontiguousarray(rows).reshape(-1, rows.shape[-1])
+    return layer.run(flat).reshape(*rows.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_a_convolution_has_the_bits_of_products_of_its_windows(shape, isa, rng):
+    channels, outputs, taps, groups, positions, stride, padding, dilation = shape
+    options = {"stride": stride, "padding": padding, "groups": groups, "dilation": dilation, "positions": positions}
+    weight, bias = normal(rng, outputs, channels // groups, taps), normal(rng, outputs)
+    for mode in ("zeros", "reflect") if np.max(padding) < positions else ("zeros",):
+        layer = cnorm.Conv1d(weight, bias, padding_mode=mode, **options)
+        x = unsettling(rng, 6, channels, positions)
+        at = layer.window_positions()
+        windows = np.where(at < 0, 0, x[:, :, at]).transpose(0, 2, 3, 1).reshape(len(x), layer.places, -1)
+        wanted = products(layer.packed()["weight"], np.float32(windows)) + bias
+        found = cnorm.Model([layer]).run(x.reshape(len(x), -1))
+        assert np.array_equal(found.reshape(len(x), outputs, -1), wanted.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_a_transposed_convolution_adds_the_products_of_positions_in_their_order(shape, isa, rng):
+    channels, outputs, taps, groups, positions, stride, padding, dilation = shape
+    padding = (taps - 1) * dilation // 2
+    weight, bias = normal(rng, channels, outputs // groups, taps), normal(rng, outputs)
+    layer = cnorm.ConvTranspose1d(
+        weight, bias, positions=positions, stride=stride, padding=padding, groups=groups, dilation=dilation
+    )
+    x = unsettling(rng, 6, channels, positions)
+    windows = products(layer.packed()["weight"], x.swapaxes(1, 2)).reshape(len(x), positions, taps, outputs)
+    wanted = np.zeros((len(x), layer.places, outputs), np.float32)
+    for p, t in np.ndindex(positions, taps):
+        place = p * stride + t * dilation - padding
+        if 0 <= place < layer.places:
+            wanted[:, place] += windows[:, p, t]
+    found = cnorm.Model([layer]).run(x.reshape(len(x), -1))
+    assert np.array_equal(found.reshape(len(x), outputs, -1), (wanted + bias).swapaxes(1, 2))

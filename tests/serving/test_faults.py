@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -91,6 +92,20 @@ def test_all_workers_are_lost(model):
 
         outputs = asyncio.run(run_sessions(url, 8, 80, 4, kill))
         assert sha(outputs) == straight(model, 8, 80)
+
+
+def test_a_rolling_restart(model, tmp_path):
+    """The new server shares the port; the old one, which needs no option for it, hands its sessions over."""
+    store = ("--store", tmp_path)
+    with servers.served(*store, stderr=subprocess.PIPE) as (old, url):
+        with servers.served(*store, "--reuse-port", port=url.split(":")[2].split("/")[0]) as (_, same):
+            outputs = asyncio.run(run_sessions(url, 12, 200, 4, old.terminate))
+            assert same == url
+            assert old.wait(30) == 0
+        log = old.stderr.read()
+    assert sha(outputs) == straight(model, 12, 200)
+    handed = re.findall(r"closed at frame \d+ after [0-9.]+ s: restart: the worker is being stopped", log)
+    assert len(handed) == log.count(" opened at frame 0") > 0
 
 
 async def live_sessions(url, x, hello):

@@ -245,7 +245,7 @@ def test_the_log_has_a_line_for_each_session_refusal_and_loss():
     when = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} "
     for line in (
         r"worker 0 session [0-9a-f]{32} opened at frame 0 by 127\.0\.0\.1:\d+$",
-        r"worker 0 session [0-9a-f]{32} closed at frame 7 after [0-9.]+ s: end",
+        r"worker 0 session [0-9a-f]{32} closed at frame 7 after [0-9.]+ s: end$",
         r"worker 0 refused '/stream' to 127\.0\.0\.1:\d+ with status 403: .*--origin 'http://speech.example'",
         r"server worker 0 ended with code -9 and is started again$",
     ):
@@ -291,6 +291,15 @@ def test_a_key_that_is_a_pipe_or_in_an_open_folder_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match="chmod go-w"):
         key_of(tmp_path)
+
+
+def test_a_store_that_is_no_folder_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    for name in ("pipe", "file", "nowhere"):
+        with pytest.raises(ValueError, match=f"the store must be a folder, got .*/{name}"):
+            key_of(tmp_path / name)
 
 
 def test_a_key_is_made_whole_or_not_at_all(tmp_path, monkeypatch):

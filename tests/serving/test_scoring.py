@@ -81,6 +81,16 @@ def test_the_rows_of_a_task_that_was_lost_are_calculated_again(model):
         assert row.y.tobytes() == model.run(one).tobytes()
 
 
+@pytest.mark.parametrize("result", [[], ["one"], [1] * 4, "four", None])
+def test_an_executor_that_returns_something_else_is_an_error(model, result):
+    class Other(ThreadPoolExecutor):
+        def submit(self, call, chunk):
+            return super().submit(lambda: result)
+
+    with Other(1) as executor, pytest.raises(ValueError, match="a list of 4 arrays or texts, got"):
+        list(score(model, recordings(8), executor, chunk=4))
+
+
 def test_recordings_are_read_only_as_far_as_needed(model):
     taken = [0]
 

@@ -471,3 +471,25 @@ def test_rms_norm_without_eps_takes_that_of_the_dtype():
 def test_a_module_in_another_dtype_names_the_remedy(made):
     with pytest.raises(TypeError, match=r"weight.* must have dtype float32.*, got bfloat16: use float\(\), as"):
         copy.deepcopy(made).bfloat16()(torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("name", [*SEQUENCES, *CELLS])
+@pytest.mark.parametrize("given", [False, True], ids=["from_zeros", "from_a_state"])
+def test_a_batch_of_no_rows(name, given):
+    """Results have no elements, gradients are zeros, as of torch.nn."""
+    sequence = name in SEQUENCES
+    options = {"num_layers": 2, "bidirectional": True, "batch_first": True} if sequence else {}
+    found = []
+    for module in (getattr(ct, name)(5, 6, preset="torch", **options), getattr(torch.nn, name)(5, 6, **options)):
+        x = torch.zeros(*(0, 3, 5) if sequence else (0, 5), requires_grad=True)
+        shape = (4, 0, 6) if sequence else (0, 6)
+        parts = [torch.zeros(shape, requires_grad=True) for _ in range(1 + ("LSTM" in name))]
+        y = module(x, tuple(parts) if len(parts) == 2 else parts[0]) if given else module(x)
+        results = torch.utils._pytree.tree_leaves(y)
+        sum(r.sum() for r in results).backward()
+        gradients = [t.grad for t in (x, *parts * given, *module.parameters())]
+        assert not any(g.any() for g in gradients)
+        found.append([(r.shape, r.dtype) for r in (*results, *gradients)])
+    assert found[0] == found[1]
+    with pytest.raises(TypeError, match="x must have dtype float32"):
+        getattr(ct, name)(5, 6, preset="torch")(torch.zeros(*(3, 0, 5) if sequence else (0, 5), dtype=torch.float64))

@@ -170,7 +170,10 @@ def test_other_sizes_are_tried_where_the_default_ones_do_not_run(batch, length, 
     report = examined(w.model(y), tmp_path)
     assert report.exit_code() == 0, shown(report)
     assert any(f.code == "sizes" and f"--batch {batch} --dim {length}" in f.message for f in report.findings)
-    assert examined(w.model(y), tmp_path, dim=5).exit_code() == 2  # sizes that were asked for stay
+    stays = examined(w.model(y), tmp_path, dim=5)  # sizes that were asked for
+    shape = f"'x' [batch, length, {D}]" if named else f"'x' [?, ?, {D}]"
+    assert stays.exit_code() == 2
+    assert f"it does not run with sizes made up for {shape}: give them (--size, --dim), or" in stays.problem
 
 
 TWICE = {

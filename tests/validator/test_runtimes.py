@@ -192,7 +192,7 @@ def test_files_written_for_a_runtime_are_silent(key):
     assert silent >= 6 * 3  # runtimes
 
 
-def test_combinations_that_were_not_tried_are_notes(made):
+def test_combinations_that_were_not_tried_are_warnings(made):
     form = made["LSTM", "direction=reverse"]
     model = onnx.ModelProto()
     model.CopyFrom(form.model)
@@ -202,7 +202,7 @@ def test_combinations_that_were_not_tried_are_notes(made):
     assert found.level == "error"  # of the clip
     del model.graph.node[0].attribute[-2]
     (found,) = compare(model, {}, [], find_cells(model, {}), ["onnxruntime"])
-    assert (found.level, found.code) == ("note", "runtime-untried")
+    assert (found.level, found.code) == ("warning", "runtime-untried")
     assert "LSTM with direction=reverse, input_forget" in found.message
 
 

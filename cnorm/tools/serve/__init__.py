@@ -20,6 +20,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cnorm.text import quoted
+
 __all__ = ["Options", "key_of"]
 
 
@@ -109,13 +111,16 @@ def key_of(store: str | Path | None) -> str:
     Raises
     ------
     ValueError
-        If others than owner and group may read the file, others than the owner change it or write to the folder, or it
-        does not hold a secret.
+        If `store` is no folder, if others than owner and group may read the file, others than the owner change it or
+        write to the folder, or it does not hold a secret.
     """
     if store is None:
         return secrets.token_hex(32)
     path = Path(store) / "key"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(f"the store must be a folder, got {quoted(os.fspath(store))}") from None
     if path.parent.stat().st_mode & 0o022:
         raise ValueError(f"others may write to {path.parent}, and so replace the secret: chmod go-w {path.parent}")
     if not os.path.lexists(path):

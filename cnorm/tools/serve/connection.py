@@ -50,6 +50,7 @@ class Connection(ServerConnection, asyncio.BufferedProtocol):
         self.worker = worker
         self.session: str | None = None
         self.opened = time.monotonic()
+        self.frames = 0  # the number of the session's next frame
         self.checkpoint_at = 0  # the number of frames after which the next checkpoint is sent
         # messages in order of arrival; of frames, the first one's number, the frames, the time when they were read
         self._queue: deque[dict | tuple[int, np.ndarray, float]] = deque()
@@ -266,6 +267,7 @@ class Connection(ServerConnection, asyncio.BufferedProtocol):
     def answer(self, first: int, y: np.ndarray, checkpoint: bytes) -> None:
         """Send outputs [count, output_size], the first with the number `first`, and a checkpoint after them."""
         self._owed -= len(y)
+        self.frames = first + len(y)
         start = 0
         for count in self.counts:
             broadcast((self,), NUMBER.pack(first + start) + y[start : start + count].tobytes())

@@ -93,7 +93,7 @@ class Worker:
             self.metrics.resumed.inc()
         before = self.owners.pop(name, None)
         self.owners[name] = connection
-        connection.session = name
+        connection.session, connection.frames = name, frames
         self.listener.admit(connection.transport.get_extra_info("socket"))
         how = "opened" if sealed is None else "continued"
         LOG.info("session %s %s at frame %d by %s", name, how, frames, connection.peer)
@@ -118,7 +118,7 @@ class Worker:
         """Set the session's state to the initial one; its frames are counted from 0 again."""
         checkpoint = Checkpoint(connection.session, 0, self._fresh)
         self.sessions.adopt(checkpoint, replace=True)
-        connection.checkpoint_at = self.options.checkpoint_frames
+        connection.frames, connection.checkpoint_at = 0, self.options.checkpoint_frames
         return {"type": "reset", "frames": 0, "checkpoint": self.sealed(checkpoint)}
 
     def leave(self, connection: Connection, code: str = "lost", text: str = "") -> None:
@@ -126,14 +126,14 @@ class Worker:
         if connection.session is None or connection.left:
             return
         connection.left = True
-        frames = ""
         if self.owners.get(connection.session) is connection:
             del self.owners[connection.session]
             with contextlib.suppress(LookupError):
-                frames = f" at frame {self.sessions.export(connection.session).frames}"
+                self.sessions.export(connection.session)
         self.listener.estrange(connection.transport.get_extra_info("socket"))
         seconds = time.monotonic() - connection.opened
-        LOG.info("session %s closed%s after %.1f s: %s %s", connection.session, frames, seconds, code, text)
+        why = f"{code}: {text}" if text else code
+        LOG.info("session %s closed at frame %d after %.1f s: %s", connection.session, connection.frames, seconds, why)
 
     def sealed(self, checkpoint: Checkpoint) -> str:
         """A checkpoint sealed with the workers' secret, in Base64, as the messages of the protocol have it."""

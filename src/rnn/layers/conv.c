@@ -48,7 +48,7 @@ static ptrdiff_t places(const cnorm_conv *conv)
 static const char *conv_check(const cnorm_layer *layer)
 {
     const cnorm_conv *conv = &layer->as.conv;
-    const ptrdiff_t most = (ptrdiff_t)1 << 28;
+    const ptrdiff_t most = WIDEST;
     const char *found = cnorm_windows_check(conv);
     if (found) return found;
     if (!between(conv->reflect, 1)) return "reflect";

@@ -44,7 +44,7 @@ static ptrdiff_t places(const cnorm_conv *conv) { return conv->results / conv->o
 static const char *transpose_check(const cnorm_layer *layer)
 {
     const cnorm_conv *conv = &layer->as.conv_transpose;
-    const ptrdiff_t most = (ptrdiff_t)1 << 28;
+    const ptrdiff_t most = WIDEST;
     if (conv->channels < 1 || conv->channels > most) return "channels";
     if (conv->outputs < 1 || conv->outputs > most) return "outputs";
     if (conv->taps < 1 || conv->taps > most / conv->outputs || conv->taps > most / conv->channels) return "taps";

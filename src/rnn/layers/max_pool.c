@@ -22,7 +22,7 @@ static ptrdiff_t places(const cnorm_pool *pool) { return pool->results / pool->c
 static const char *pool_check(const cnorm_layer *layer)
 {
     const cnorm_pool *pool = &layer->as.max_pool;
-    const ptrdiff_t most = (ptrdiff_t)1 << 28;
+    const ptrdiff_t most = WIDEST;
     if (pool->channels < 1 || pool->channels > most) return "channels";
     if (pool->positions < 1 || pool->positions > most / pool->channels) return "positions";
     if (pool->taps < 1 || pool->taps > most) return "taps";

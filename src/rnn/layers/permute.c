@@ -14,7 +14,7 @@ static const layer_field permute_fields[] = {{0}};
 static const char *permute_check(const cnorm_layer *layer)
 {
     const cnorm_permute *is = &layer->as.permute;
-    const ptrdiff_t most = (ptrdiff_t)1 << 28;
+    const ptrdiff_t most = WIDEST;
     ptrdiff_t total = 1;
     int seen = 0;
     if (is->n < 1 || is->n > most) return "n";

@@ -110,6 +110,24 @@ static positions_scratch positions_scratch_of(const cnorm_layer *layer, ptrdiff_
     return s;
 }
 
+/* whether the kernel positions_step takes the frames that are not tiny */
+static int steps_in_lanes(const cnorm_positions *is) { return !scans(is) && plain_cell(&is->cell); }
+
+/* and whether cell_scan does */
+static int scans_in_lanes(const cnorm_positions *is)
+{
+    return scans(is) && plain_cell(&is->cell) && is->cell.weight_x.units <= SCAN_UNITS;
+}
+
+/* whether cell_scan takes two layers side by side */
+static int positions_beside(const cnorm_layer *layer, const cnorm_layer *other)
+{
+    const cnorm_positions *a = &layer->as.positions, *b = &other->as.positions;
+    if (!scans_in_lanes(a) || !scans_in_lanes(b) || a->scan == b->scan) return 0;
+    if (a->positions != b->positions || a->cell.weight_x.cols != b->cell.weight_x.cols) return 0;
+    return a->cell.kind == b->cell.kind && !a->cell.keep == !b->cell.keep;
+}
+
 /* the positions that the cell computes together */
 static ptrdiff_t together(const cnorm_positions *is) { return is->positions < CNORM_ROWS ? is->positions : CNORM_ROWS; }
 
@@ -117,19 +135,23 @@ static ptrdiff_t positions_scratch_floats(const cnorm_layer *layer, ptrdiff_t ro
 {
     (void)rows;
     if (positions_check(layer)) return 0;
+    const cnorm_positions *is = &layer->as.positions;
     const cnorm_layer cell = cell_of(layer);
-    return positions_scratch_of(layer, cnorm_layer_scratch(&cell, together(&layer->as.positions)), NULL).floats;
+    ptrdiff_t rest = cnorm_layer_scratch(&cell, together(is)), lanes = 0;
+    if (steps_in_lanes(is)) lanes = positions_arrays_of(&is->cell, is->positions, NULL).floats;
+    if (scans_in_lanes(is)) rest = larger(rest, cell_scan_floats(&is->cell));
+    return larger(positions_scratch_of(layer, rest, NULL).floats, lanes);
 }
 
 /* ---- forward -------------------------------------------------------------------------------------------------- */
 
-/* the rows x of one frame through the cell, whose states are in scratch, to y */
-static void run_cell(const layer_run *call, const cnorm_layer *cell, positions_scratch scratch)
+/* the rows x of one frame from position `from` on through the cell, whose states are in scratch, to y */
+static void run_cell(const layer_run *call, const cnorm_layer *cell, ptrdiff_t from, positions_scratch scratch)
 {
     const cnorm_positions *is = &call->layer->as.positions;
     const ptrdiff_t inputs = cnorm_layer_inputs(cell), outputs = cnorm_layer_outputs(cell);
     float *states[CNORM_ROWS] = {scratch.states};
-    for (ptrdiff_t p = 0, n; p < is->positions; p += n) {
+    for (ptrdiff_t p = from, n; p < is->positions; p += n) {
         n = is->positions - p < together(is) ? is->positions - p : together(is);
         for (ptrdiff_t i = 0; !scans(is) && i < n; ++i)
             states[i] = scratch.states + (p + i) * cnorm_layer_state_floats(cell);
@@ -144,19 +166,78 @@ static void run_cell(const layer_run *call, const cnorm_layer *cell, positions_s
     }
 }
 
-static void positions_run(const layer_run *call)
+/* a frame of a layer as rows of positions, of which `done` have their y and, if the cell scans, left the state */
+static void run_rows(const layer_run *call, ptrdiff_t done, const float *x, float *state, float *y)
 {
     const cnorm_positions *is = &call->layer->as.positions;
     const cnorm_layer cell = cell_of(call->layer);
     const positions_scratch scratch = positions_scratch_of(call->layer, 0, call->scratch);
     const ptrdiff_t inputs = cnorm_layer_inputs(&cell), outputs = cnorm_layer_outputs(&cell);
+    to_rows(is, inputs, x, (float_rows){scratch.x, inputs});
+    if (done > 0) to_rows(is, outputs, y, (float_rows){scratch.y, outputs});
+    else load_states(call->layer, &cell, state, scratch.states);
+    run_cell(call, &cell, done, scratch);
+    store_states(call->layer, &cell, scratch.states, state);
+    to_frame(is, outputs, (float_rows){scratch.y, outputs}, y);
+}
+
+/* a frame by the kernel for cells with a state each; false if it does not take it */
+static int step_in_lanes(const layer_run *call, const float *x, float *state, float *y)
+{
+    const cnorm_positions *is = &call->layer->as.positions;
+    const ptrdiff_t units = is->cell.weight_x.units;
+    int tiny_x, tiny_h;
+    if (!steps_in_lanes(is)) return 0;
+    call->kernels->frame_is_tiny(is->cell.weight_x.cols, is->positions, x, &tiny_x);
+    call->kernels->frame_is_tiny(units, is->positions, state, &tiny_h);
+    if (tiny_x || tiny_h) return 0;
+    const positions_arrays at = positions_arrays_of(&is->cell, is->positions, call->scratch);
+    call->kernels->positions_step(&is->cell, is->positions, x, state, state + padded_units(units * is->positions), y,
+                                  &at);
+    return 1;
+}
+
+/* Scans the frame for the layer and the one beside it: `done` positions of each, whose states are then `states`. */
+static void scan_in_lanes(const layer_run *call, const float *x, float *const y[2], float *const states[2],
+                          ptrdiff_t done[2])
+{
+    const cnorm_positions *is = &call->layer->as.positions;
+    int tiny;
+    done[0] = done[1] = 0;
+    if (!scans_in_lanes(is)) return;
+    call->kernels->frame_is_tiny(is->cell.weight_x.cols, is->positions, x, &tiny);
+    if (tiny) return;
+    const cnorm_scan_pair pair = {.cells = call->beside ? 2 : 1,
+                                  .backwards = is->scan == CNORM_SCAN_BACKWARD,
+                                  .positions = is->positions,
+                                  .x = x,
+                                  .cell = {&is->cell, call->beside ? &call->beside->as.positions.cell : NULL},
+                                  .y = {y[0], y[1]},
+                                  .state = {states[0], states[1]}};
+    call->kernels->cell_scan(&pair, positions_scratch_of(call->layer, 0, call->scratch).rest, done);
+}
+
+static void positions_run(const layer_run *call)
+{
+    const cnorm_positions *is = &call->layer->as.positions;
     for (ptrdiff_t s = 0; s < call->n; ++s) {
-        float *state = scans(is) ? NULL : call->states[call->steps ? 0 : s] + call->offset;
-        to_rows(is, inputs, call->x.at + s * call->x.stride, (float_rows){scratch.x, inputs});
-        load_states(call->layer, &cell, state, scratch.states);
-        run_cell(call, &cell, scratch);
-        store_states(call->layer, &cell, scratch.states, state);
-        to_frame(is, outputs, (float_rows){scratch.y, outputs}, call->y.at + s * call->y.stride);
+        const float *x = call->x.at + s * call->x.stride;
+        float *const state = scans(is) ? NULL : call->states[call->steps ? 0 : s] + call->offset;
+        float *const y[2] = {call->y.at + s * call->y.stride,
+                             call->beside ? call->y_beside.at + s * call->y_beside.stride : NULL};
+        float *const first = positions_scratch_of(call->layer, 0, call->scratch).states;
+        _Alignas(CNORM_ALIGN) float second[2 * SCAN_UNITS];
+        ptrdiff_t done[2];
+        if (step_in_lanes(call, x, state, y[0])) continue;
+        scan_in_lanes(call, x, y, (float *const[2]){first, second}, done);
+        if (done[0] < is->positions) run_rows(call, done[0], x, state, y[0]);
+        if (!call->beside || done[1] == is->positions) continue;
+        layer_run other = *call;
+        other.layer = call->beside;
+        const cnorm_layer cell = cell_of(other.layer);
+        memcpy(positions_scratch_of(other.layer, 0, call->scratch).states, second,
+               (size_t)cnorm_layer_state_floats(&cell) * sizeof *second);
+        run_rows(&other, done[1], x, NULL, y[1]);
     }
 }
 
@@ -265,6 +346,7 @@ const layer_ops cnorm_positions_ops = {
     .state_names = {"h", "c"},
     .scratch = positions_scratch_floats,
     .run = positions_run,
+    .beside = positions_beside,
     .stats = positions_stats,
     .trains = positions_trains,
     .record = positions_record,

@@ -6,8 +6,6 @@
 
 #include "../../simd/vector.h" /* turns off contraction to FMA */
 
-enum { WIDEST = 1 << 28 /* floats of a window */ };
-
 const char *cnorm_windows_check(const cnorm_conv *conv)
 {
     const ptrdiff_t most = WIDEST;

@@ -1,7 +1,14 @@
-"""Export a single norm as an ONNX graph from x to y."""
+"""Write a single norm as an ONNX graph from x to y, with the exporter's own tools.
+
+    python examples/onnx/export_norm.py FILE.onnx [KIND]
+
+`export_norm` writes layer, RMS, batch, group, instance and divisive norm: as operators where the opset has them, else
+composed of others.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,15 +17,14 @@ from onnx import helper
 
 from cnorm._core import rounded as rounded_scalar
 from cnorm.arguments import whole_number
-from onnx_export.builders import channel_norms, norms
+from onnx_export.builders import norms
 from onnx_export.builders.norms import checked_eps
 from onnx_export.exporter import finished
 from onnx_export.files import write
 from onnx_export.graph_builder import GraphBuilder
 from onnx_export.options import checked_opset
 
-__all__ = ["export_norm"]
-
+GROUP_NORM_OPSET = 21  # GroupNormalization has one scale per channel from here on
 OF_ROWS = ("layer_norm", "rms_norm")  # norms over the last axes; the others have channels
 KINDS = (*OF_ROWS, "batch_norm", "group_norm", "instance_norm", "divisive_norm")
 
@@ -151,12 +157,12 @@ class _NormOptions:
         if self.kind == "rms_norm":
             return norms.rms_norm(graph, "x", "weight", self.eps, "norm", stored["weight"].ndim)
         if self.kind == "batch_norm":
-            return channel_norms.batch_norm(graph, "x", "weight", "bias", "mean", "var", self.eps, "norm")
+            return batch_norm(graph, "x", "weight", "bias", "mean", "var", self.eps, "norm")
         if self.kind == "instance_norm":
-            return channel_norms.instance_norm(graph, "x", "weight", "bias", self.eps, "norm")
+            return instance_norm(graph, "x", "weight", "bias", self.eps, "norm")
         if self.kind == "group_norm":
-            return channel_norms.group_norm(graph, "x", self.groups, "weight", "bias", self.eps, "norm", self.space)
-        return channel_norms.divisive_norm(graph, "x", "weight", "bias", self.sigma, self.radii, "norm")
+            return group_norm(graph, "x", self.groups, "weight", "bias", self.eps, "norm", self.space)
+        return divisive_norm(graph, "x", "weight", "bias", self.sigma, self.radii, "norm")
 
 
 def _row_weights(kind: str, weight, bias) -> dict[str, np.ndarray]:
@@ -192,3 +198,59 @@ def _channel_weights(kind: str, weight, bias, mean, var) -> dict[str, np.ndarray
         channel = int(np.argmin(var >= 0))
         raise ValueError(f"var must not be negative, got {var[channel]} in channel {channel}")
     return stored
+
+
+def batch_norm(graph, x: str, gain: str, bias: str, mean: str, var: str, eps: float, name: str) -> str:
+    """(x - mean) / sqrt(var + eps) * gain + bias with given statistics of each channel."""
+    return graph.add("BatchNormalization", x, gain, bias, mean, var, name=name, epsilon=eps)
+
+
+def instance_norm(graph, x: str, gain: str, bias: str, eps: float, name: str) -> str:
+    """Each channel of each sample over its space."""
+    return graph.add("InstanceNormalization", x, gain, bias, name=name, epsilon=eps)
+
+
+def group_norm(graph, x: str, groups: int, gain: str, bias: str, eps: float, name: str, space: int) -> str:
+    """Each group of channels of each sample with their space."""
+    if graph.has(GROUP_NORM_OPSET) and space:  # the operator's x is [N, C, D1, ...]
+        return graph.add("GroupNormalization", x, gain, bias, name=name, num_groups=groups, epsilon=eps)
+    # instance norm with gain 1 of the groups as channels; the gain of each channel is applied after it
+    grouped = graph.constant([0, groups, -1], f"{name}_groups", np.int64)
+    rows = graph.add("Reshape", x, grouped, name=f"{name}_rows")
+    one, zero = graph.constant(np.ones(groups), f"{name}_one"), graph.constant(np.zeros(groups), f"{name}_zero")
+    rows = instance_norm(graph, rows, one, zero, eps, f"{name}_normalised")
+    shape = graph.add("Shape", x, name=f"{name}_shape")
+    y = graph.add("Reshape", rows, shape, name=f"{name}_restored")
+    broad = graph.constant([-1] + [1] * space, f"{name}_broad", np.int64)
+    gain = graph.add("Reshape", gain, broad, name=f"{name}_gain")
+    bias = graph.add("Reshape", bias, broad, name=f"{name}_bias")
+    return graph.add("Add", graph.add("Mul", y, gain, name=f"{name}_scaled"), bias, name=name)
+
+
+def divisive_norm(graph, x: str, gain: str, bias: str, sigma: float, radii, name: str) -> str:
+    """v / sqrt(sigma^2 + mean of v^2 over a field) * gain + bias, v = x - mean over a field; radii None: the row."""
+    mean = _field_mean(graph, x, radii[0], f"{name}_mean")
+    centred = graph.add("Sub", x, mean, name=f"{name}_centred")
+    square = graph.add("Mul", centred, centred, name=f"{name}_square")
+    power = _field_mean(graph, square, radii[1], f"{name}_power")
+    smoothing = graph.constant(sigma * sigma, f"{name}_smoothing")
+    root = graph.add("Sqrt", graph.add("Add", power, smoothing, name=f"{name}_power_sigma"), name=f"{name}_root")
+    y = graph.add("Div", centred, root, name=f"{name}_normalised")
+    return graph.add("Add", graph.add("Mul", y, gain, name=f"{name}_scaled"), bias, name=name)
+
+
+def _field_mean(graph, x, radius, name):
+    """The mean over the neighbours within a radius; a pooling without padding in the count truncates it at the ends."""
+    if radius is None:
+        return norms.mean(graph, x, name, 1)
+    axis = graph.constant([1], f"{name}_axis", np.int64)
+    wide = graph.add("Unsqueeze", x, axis, name=f"{name}_wide")
+    size = {"kernel_shape": [2 * radius + 1], "pads": [radius, radius], "strides": [1]}
+    pooled = graph.add("AveragePool", wide, name=f"{name}_pooled", count_include_pad=0, **size)
+    return graph.add("Squeeze", pooled, axis, name=name)
+
+
+if __name__ == "__main__":
+    gain = np.ones(16, np.float32)
+    made = export_norm(sys.argv[2] if len(sys.argv) > 2 else "layer_norm", gain, path=sys.argv[1])
+    print(f"wrote {sys.argv[1]}: {', '.join(node.op_type for node in made.graph.node)}")

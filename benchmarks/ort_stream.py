@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ import onnx
 import onnxruntime
 
 from cnorm.storage.model_files import METADATA_KEY
+from onnx_export.description import initial_states
 from onnx_export.ort import LEVELS
 
 __all__ = ["OrtStream"]
@@ -52,8 +52,8 @@ class OrtStream:
 
     Examples
     --------
-    >>> import cnorm, numpy as np, onnx_export
-    >>> stream = onnx_export.OrtStream(onnx_export.export(cnorm.demo_model()))
+    >>> import cnorm, numpy as np, onnx_export, ort_stream
+    >>> stream = ort_stream.OrtStream(onnx_export.export(cnorm.demo_model()))
     >>> stream.step(np.zeros(12, np.float32)).shape
     (9,)
     """
@@ -65,7 +65,7 @@ class OrtStream:
         options.graph_optimization_level = LEVELS[optimisation]
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        if isinstance(checked_model(onnx_model), onnx.ModelProto):
+        if isinstance(onnx_model, onnx.ModelProto):
             source = onnx_model.SerializeToString()
         else:
             source = os.fsdecode(onnx_model)
@@ -251,23 +251,3 @@ def _check_shapes(x, y, inputs, outputs) -> None:
             raise ValueError(f"onnx_model must have {value.name} [batch, units], got {value.shape}")
         if len(value.shape) > 1 and isinstance(value.shape[-2], int) and value.shape[-2] != 1:
             raise ValueError(f"onnx_model must have a batch of 1 or an open one, got {value.name} {value.shape}")
-
-
-def checked_model(onnx_model):
-    """Raise TypeError unless `onnx_model` is a ModelProto or a path."""
-    if not isinstance(onnx_model, (onnx.ModelProto, str, os.PathLike)):
-        raise TypeError(f"onnx_model must be an onnx.ModelProto, a str or path-like, got {type(onnx_model).__name__}")
-    return onnx_model
-
-
-def initial_states(text: str | None, units: Mapping[str, int], dtype) -> dict[str, np.ndarray]:
-    """The initial states by the file's state table, which is untrusted JSON; zeros without a table."""
-    try:
-        table = {row["name"]: row["initial"] for row in json.loads(text or "{}").get("states", [])}
-        with np.errstate(over="ignore"):
-            initial = {name: np.full(size, table.get(name, 0), dtype) for name, size in units.items()}
-        if not all(np.isfinite(array).all() for array in initial.values()):
-            raise ValueError("NaN or infinity among the initial states")
-        return initial
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"onnx_model: {METADATA_KEY!r} has no state table that fits the inputs: {error!r}") from None

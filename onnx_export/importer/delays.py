@@ -1,0 +1,66 @@
+"""Frames of earlier steps, read from a cache that the file carries: `cnorm.Delay`."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+
+import cnorm
+from onnx_export.importer.convolutions import Lags
+from onnx_export.importer.frames import depending
+from onnx_export.importer.joining import Cell
+
+__all__ = ["Delays"]
+
+
+class Delays:
+    """The delays that elements of earlier steps are read through, one for each cache.
+
+    Parameters
+    ----------
+    trace : Trace
+    lags : Lags
+    """
+
+    def __init__(self, trace, lags: Lags) -> None:
+        self._trace, self._lags = trace, lags
+        self._recurrent: dict[tuple[int, ...], bool] = {}
+        self._read: dict[tuple[int, ...], set[int]] = {}  # for the frame of a delay the steps that are read
+        self._own: dict[int, tuple[int, ...]] = {}  # for an element of a frame all of it
+
+    def find(self, numbers: np.ndarray) -> tuple[cnorm.Delay, Cell, np.ndarray, np.ndarray] | None:
+        """The layer, its state, the frame that it reads and all that it computes; None for others."""
+        found = self._lags.of(numbers) if self._lags.cached else []
+        if not found or None in found or not any(lag for _, lag in found):
+            return None
+        heads = tuple(dict.fromkeys(head for head, _ in found))
+        heads = self._own.get(heads[0], heads)
+        frames = self._lags.chains([(head, 0) for head in heads], ordered=True)
+        if frames is None or not {head for head, _ in found} <= set(heads):
+            return None
+        if heads not in self._recurrent:
+            self._recurrent[heads] = bool(depending(self._trace, frames[1:].ravel())[list(heads)].any())
+        if self._recurrent[heads]:
+            return None
+        self._read.setdefault(heads, set()).update(lag for _, lag in found)
+        history = len(frames) - 1
+        dilation = gcd(history, *self._read[heads])
+        frames = frames[::-1]  # the oldest first
+        layer = cnorm.Delay(history // dilation + 1, dilation, input_size=len(heads))
+        state = Cell({"f": frames[1:].ravel()}, {"f": frames[:-1].ravel()})
+        return layer, state, frames[-1], frames[::dilation].ravel()
+
+    def share(self) -> bool:
+        """Whether elements of a cache are read through several delays, which are one from now on."""
+        groups: list[tuple[set[int], list[tuple[int, ...]]]] = []
+        for heads in self._read:
+            own = [group for group in groups if group[0] & set(heads)]
+            groups = [group for group in groups if not group[0] & set(heads)]
+            groups.append((set(heads).union(*(one for one, _ in own)), [*(e for _, each in own for e in each), heads]))
+        several = [parts for _, parts in groups if len(parts) > 1]
+        for parts in several:
+            whole = tuple(dict.fromkeys(head for part in parts for head in part))
+            self._own |= dict.fromkeys(whole, whole)
+            self._read[whole] = set().union(*(self._read.pop(part) for part in parts))
+        return bool(several)

@@ -1,0 +1,188 @@
+"""Layers at each position of a frame: a product of several rows, a cell scanned over positions, one for each of them.
+
+A frame is [channels, positions]; a product or a recurrent operator has its channels last. So what they compute is taken
+in the layer's order first, and put in the file's order by a move that costs nothing where two of them meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+import cnorm
+from onnx_export.importer.elements import Block
+from onnx_export.importer.frames import rows_of
+from onnx_export.importer.operators_of_cells import Scan
+
+__all__ = ["Orders", "linear", "scans_of"]
+
+
+def scans_of(trace, old: Collection[int]) -> list[Scan]:
+    """The recurrent operators whose steps or rows are positions of a frame: their steps are no states."""
+    over = [scan for scan in trace.scans if scan.over and scan.x.shape[1] == 1]
+    per = [scan for scan in trace.scans if not scan.over and scan.x.shape[1] > 1]
+    return per + [scan for scan in over if not any(number in old for number in _firsts(scan))]
+
+
+def linear(trace, numbers: np.ndarray) -> tuple[cnorm.PerPosition, np.ndarray] | None:
+    """The layer of a product of several rows, scaled and shifted, and what it reads; None for others."""
+    factor, offset, (block, *others) = np.ones(len(numbers)), np.zeros(len(numbers)), trace.owners(numbers)
+    while not others and block.op in ("scale", "shift"):
+        at = numbers - block.first
+        if block.op == "scale":
+            factor = factor * block.constants["factor"][at]
+        else:
+            offset = offset + factor * block.constants["offset"][at]
+        numbers = block.operands[0][at, 0]
+        block, *others = trace.owners(numbers)
+    if others or block.op != "product" or len(block.operands[0]) < 2:
+        return None
+    rows, weight = block.operands[0], block.constants["weight"]
+    if not np.array_equal(numbers, block.numbers.reshape(len(rows), -1).T.ravel()):
+        return None
+    factor, offset = (each.reshape(len(weight), -1) for each in (factor, offset))
+    if any((each != each[:, :1]).any() for each in (factor, offset)):
+        return None
+    bias = offset[:, 0].astype(np.float32) if offset.any() else None
+    layer = cnorm.Linear((weight * factor[:, :1]).astype(np.float32), bias)
+    return cnorm.PerPosition(layer, positions=len(rows)), rows.T.ravel()
+
+
+class Orders:
+    """The order in which all elements of a block are computed, where only parts of them or others are asked for.
+
+    Parameters
+    ----------
+    trace : Trace
+    scans : list of Scan
+    outputs : list of ndarray
+        Numbers of the elements that are needed; none if frames have no positions.
+    states : collection of int
+        Elements of states.
+
+    Attributes
+    ----------
+    scan_of : dict of int to Scan
+        By the first number of a block.
+    concatenated : set of bytes
+        Elements that are those of several layers one behind another.
+    parts : dict of bytes to list of ndarray
+        What the graph joins some elements of.
+    """
+
+    def __init__(self, trace, scans: list[Scan], outputs: list[np.ndarray], states: Collection[int]) -> None:
+        self.trace = trace
+        self.scan_of = {number: scan for scan in scans for number in _firsts(scan)}
+        self._whole: dict[int, np.ndarray] = {}
+        self._joined: dict[bytes, np.ndarray] = {}
+        self.concatenated: set[bytes] = set()
+        self.parts: dict[bytes, list[np.ndarray]] = {}
+        self._scans: dict[int, np.ndarray] = {id(scan): scan.whole().ravel() for scan in scans}
+        self._place = np.arange(trace.size)  # of each element in the order of computing
+        if not outputs or not (scans or any(self._has_positions(block) for block in trace.blocks)):
+            return
+        needed = _needed(trace, outputs)
+        states = np.isin(np.arange(trace.size), states)
+        for value, parts in trace.joined:
+            alone = needed[value].all() and not states[value].any() and len(np.unique(value)) == len(value)
+            if alone and all(owner.op != "constant" for owner in trace.owners(value)):
+                self._joined.setdefault(value.tobytes(), value)
+                parts = [part for part in parts if part.size]
+                if parts:
+                    self.join(value, parts)
+        for whole in self._scans.values():
+            self._place[whole] = np.sort(whole)
+        for block in trace.blocks:
+            at = slice(block.first, block.first + block.size)
+            if block.first in self.scan_of or block.op in ("input", "constant", "embedding") or block.size < 2:
+                continue
+            whole = self._order(block)
+            self._place[whole] = block.numbers
+            if needed[at].all():
+                self._whole[block.first] = whole
+
+    @staticmethod
+    def _has_positions(block: Block) -> bool:
+        if block.op == "product":
+            return len(block.operands[0]) > 1
+        return block.op == "conv" and block.size > len(block.constants["weight"])
+
+    def _order(self, block: Block) -> np.ndarray:
+        """All elements of a block as its layer has them."""
+        if block.op == "product":
+            return block.numbers.reshape(len(block.operands[0]), -1).T.ravel()
+        operands = [self._place[operand.ravel()] for operand in block.operands if operand.size == block.size]
+        if block.op in ("conv", "mean", "sum") or not operands or len(block.operands[0]) not in (1, block.size):
+            return block.numbers
+        return max([np.arange(block.size), *self._turned(block)], key=lambda at: _runs(operands, at)) + block.first
+
+    def _turned(self, block: Block) -> list[np.ndarray]:
+        """Places in the order with the last two axes of a block's result exchanged."""
+        shape = [size for size in self.trace.shapes[block.first] if size > 1]
+        return [np.arange(block.size).reshape(-1, *shape[-2:]).swapaxes(1, 2).ravel()] if len(shape) > 1 else []
+
+    def whole(self, owners: list[Block], numbers: np.ndarray) -> np.ndarray | None:
+        """All elements of the layer that computes some, if these are others, or in another order."""
+        scans = {id(self.scan_of.get(owner.first)) for owner in owners}
+        if owners[0].first in self.scan_of and len(scans) == 1:
+            whole = self._scans[scans.pop()]
+        elif len(owners) == 1 and owners[0].first in self._whole:
+            whole = self._whole[owners[0].first]
+        else:
+            return self._value(numbers) if len(owners) > 1 else None
+        if np.array_equal(whole, numbers) or not np.isin(numbers, whole).all():
+            return None
+        return whole
+
+    def _value(self, numbers: np.ndarray) -> np.ndarray | None:
+        """The value of the graph that some elements are a part of: as they stand, or else the smallest."""
+        own, found, last = numbers.tobytes(), [], self.trace.owner(int(numbers.max())).first
+        for key, value in self._joined.items():
+            if key == own or own in self.concatenated:
+                break  # those behind it are made of it
+            if self.trace.owner(int(value.max())).first > last or len(value) < len(numbers):
+                continue  # what it has besides may be computed from these elements
+            if np.isin(numbers, value).all():
+                (at,) = np.flatnonzero(value == numbers[0])
+                found.append((not np.array_equal(value[at : at + len(numbers)], numbers), len(value), value))
+        return min(found, key=lambda each: each[:2])[2] if found else None
+
+    def join(self, numbers: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
+        """Note what some elements are joined of; these parts one behind another."""
+        together = np.concatenate(parts)
+        self.concatenated.add(together.tobytes())
+        for each in (numbers, together):
+            self.parts.setdefault(each.tobytes(), parts)
+        return together
+
+    def grouped(self, owners: list[Block], numbers: np.ndarray) -> list[np.ndarray]:
+        """Elements by the layer that computes them."""
+        groups: dict[int, np.ndarray] = {}
+        for owner in owners:
+            key = id(self.scan_of[owner.first]) if owner.first in self.scan_of else -1 - owner.first
+            inside = (numbers >= owner.first) & (numbers < owner.first + owner.size)
+            groups[key] = groups.get(key, False) | inside
+        return [numbers[inside] for inside in groups.values()]
+
+
+def _firsts(scan: Scan) -> list[int]:
+    return [int(number) for y, _ in scan.ways for number in y[..., 0].ravel()]
+
+
+def _runs(operands: list[np.ndarray], at: np.ndarray) -> int:
+    """How many elements of some operands follow, in an order, the one before."""
+    return sum(int((np.diff(operand[at]) == 1).sum()) for operand in operands)
+
+
+def _needed(trace, outputs: list[np.ndarray]) -> np.ndarray:
+    """For each element whether an output depends on it."""
+    needed = np.zeros(trace.size, bool)
+    for numbers in outputs:
+        needed[numbers] = True
+    for block in reversed(trace.blocks):
+        own = needed[block.first : block.first + block.size]
+        if block.operands and own.any():
+            for operand in block.operands:
+                needed[operand[np.unique(rows_of(block, len(operand))[own])]] = True
+    return needed

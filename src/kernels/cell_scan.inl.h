@@ -1,0 +1,204 @@
+/* A plain_cell of at most SCAN_UNITS units scanned over the positions of a frame from 0, or two in opposite directions
+ * side by side: (1), (2) and (4) of cell.inl.h without leaving this function, with the units of all cells in lanes. A
+ * step waits for the one before, so what counts is the chain from h to h: a product, then a sigmoid and a tanh.
+ *
+ * Each cell has `room` lanes, a power of two. Lanes without a unit have weights and biases of 0: their state is 0. */
+
+enum { SCAN_HALVES = 4, SCAN_VECTORS = SCAN_HALVES / 2 }; /* the most vectors of float64, and of float, of all lanes */
+
+typedef struct scan_lanes {
+    const cnorm_scan_pair *pair;
+    ptrdiff_t room, units, width;       /* units: of the larger cell; width: lanes of whole vectors */
+    const float *weights_x, *weights_h; /* [inputs, gates, width], [units, gates, width] */
+    const float *bias, *bias_n;         /* [gates, width], [width] */
+    float *state;                       /* [2, width]: h, and c of an LSTM */
+    i32v other[SCAN_VECTORS];           /* lanes of the second cell */
+    i32v first;                         /* of each lane of a vector: the first lane of its cell there */
+} scan_lanes;
+
+/* z [gates, vectors] += W x of one column of weights and the x of each lane; the counts are constants */
+INLINE void scan_column(int gates, int vectors, const float *weights, const f32v *x, f32v *z)
+{
+    const int sums = gates * vectors;
+    EACH(i, sums) z[i] = fma_f32(load_f32(weights + i * VL_F32), x[i % vectors], z[i]);
+}
+
+/* (1): zx of step t, of which the second cell takes the position from the other end */
+INLINE void scan_inputs(const scan_lanes *is, int gates, int vectors, ptrdiff_t t, f32v *zx)
+{
+    const cnorm_scan_pair *pair = is->pair;
+    const ptrdiff_t positions = pair->positions, inputs = pair->cell[0]->weight_x.cols, row = gates * is->width;
+    const ptrdiff_t back = positions - 1 - t;
+    const float *one = pair->x + (pair->backwards ? back : t), *other = pair->x + (pair->backwards ? t : back);
+    const float *weights = is->weights_x;
+    const int sums = gates * vectors;
+    EACH(i, sums) zx[i] = splat_f32(0);
+    for (ptrdiff_t k = 0; k < inputs;) {
+        const ptrdiff_t end = inputs - k < BLOCK ? inputs : k + BLOCK;
+        f32v block[LSTM_GATES * SCAN_VECTORS] = {{0}}, x[SCAN_VECTORS];
+        for (; k < end; ++k, one += positions, other += positions, weights += row) {
+            EACH(v, vectors) x[v] = select_f32(is->other[v], splat_f32(*other), splat_f32(*one));
+            scan_column(gates, vectors, weights, x, block);
+        }
+        EACH(i, sums) zx[i] += block[i];
+    }
+}
+
+/* (2): zh, which is one block */
+INLINE void scan_states(const scan_lanes *is, int gates, int vectors, const f32v *h, f32v *zh)
+{
+    const ptrdiff_t per = is->room > VL_F32 ? is->room / VL_F32 : 1, row = gates * is->width;
+    const float *weights = is->weights_h;
+    const int sums = gates * vectors;
+    f32v block[LSTM_GATES * SCAN_VECTORS] = {{0}}, of_k[SCAN_VECTORS];
+    for (ptrdiff_t k = 0; k < is->units; ++k, weights += row) {
+        const i32v lane = is->first + (int32_t)(k % VL_F32);
+        EACH(v, vectors) {
+            const float *at = is->state + (v - v % per + k / VL_F32) * VL_F32;
+            of_k[v] = lanes_f32(vectors == 1 ? h[0] : load_f32(at), lane);
+        }
+        scan_column(gates, vectors, weights, of_k, block);
+    }
+    EACH(i, sums) zh[i] = splat_f32(0) + block[i];
+}
+
+/* (4): the new h, and c; as in gru_row and lstm_row. halves: of float64, of a vector that has lanes with units */
+INLINE void scan_gru(const scan_lanes *is, int vectors, int halves, const f32v *zx, const f32v *zh, f32v *h)
+{
+    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID, f[] = {sigmoid, sigmoid, sigmoid, sigmoid};
+    const cnorm_activation tanh = CNORM_ACTIVATION_TANH, last[] = {tanh, tanh};
+    const int n = GRU_N * vectors;
+    f32v gate[2 * SCAN_VECTORS], candidate[SCAN_VECTORS];
+    EACH(i, n) gate[i] = zh[i] + zx[i] + load_f32(is->bias + i * VL_F32);
+    activate_halves(n, halves, f, gate);
+    EACH(v, vectors) {
+        const f32v inner = zh[n + v] + load_f32(is->bias_n + v * VL_F32);
+        candidate[v] = zx[n + v] + load_f32(is->bias + (n + v) * VL_F32) + gate[GRU_R * vectors + v] * inner;
+    }
+    activate_halves(vectors, halves, last, candidate);
+    EACH(v, vectors) h[v] = gru_mix(is->pair->cell[0], gate[v], candidate[v], h[v]);
+}
+INLINE void scan_lstm(const scan_lanes *is, int vectors, int halves, const f32v *zx, const f32v *zh, f32v *h)
+{
+    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID, tanh = CNORM_ACTIVATION_TANH;
+    const cnorm_activation f[LSTM_GATES] = {sigmoid, sigmoid, sigmoid, tanh}, last[] = {tanh, tanh};
+    f32v o[SCAN_VECTORS];
+    EACH(v, vectors) {
+        float *c = is->state + is->width + v * VL_F32;
+        f32v gate[LSTM_GATES];
+        EACH(g, LSTM_GATES) {
+            const int at = g * vectors + v;
+            gate[g] = zh[at] + zx[at] + load_f32(is->bias + at * VL_F32);
+        }
+        activate_halves(LSTM_GATES, halves, f, gate);
+        h[v] = without_tiny(gate[LSTM_F] * load_f32(c) + gate[LSTM_I] * gate[LSTM_G]);
+        store_f32(c, h[v]);
+        o[v] = gate[LSTM_O];
+    }
+    activate_halves(vectors, halves, last, h);
+    EACH(v, vectors) h[v] = without_tiny(o[v] * h[v]);
+}
+
+/* the h of step t to y of both cells */
+INLINE void scan_outputs(const scan_lanes *is, ptrdiff_t t)
+{
+    const cnorm_scan_pair *pair = is->pair;
+    for (int s = 0; s < pair->cells; ++s) {
+        float *to = pair->y[s] + ((pair->backwards ^ s) ? pair->positions - 1 - t : t);
+        for (ptrdiff_t j = 0; j < pair->cell[s]->weight_x.units; ++j)
+            to[j * pair->positions] = is->state[s * is->room + j];
+    }
+}
+
+/* Steps until all positions are done, or h has a number so small that its vector may be tiny; lstm, vectors and halves
+ * are constants. */
+INLINE ptrdiff_t scan_steps(const scan_lanes *is, int lstm, int vectors, int halves)
+{
+    const int gates = lstm ? LSTM_GATES : GRU_GATES;
+    f32v h[SCAN_VECTORS] = {{0}};
+    for (ptrdiff_t t = 0; t < is->pair->positions;) {
+        f32v zx[LSTM_GATES * SCAN_VECTORS], zh[LSTM_GATES * SCAN_VECTORS];
+        i32v small = {0}; /* in its signs */
+        scan_inputs(is, gates, vectors, t, zx);
+        scan_states(is, gates, vectors, h, zh);
+        if (lstm) scan_lstm(is, vectors, halves, zx, zh, h);
+        else scan_gru(is, vectors, halves, zx, zh, h);
+        EACH(v, vectors) {
+            const i32v magnitude = (i32v)h[v] & 0x7fffffff;
+            small |= (magnitude - LEAST_LARGE) & -magnitude;
+            store_f32(is->state + v * VL_F32, h[v]);
+        }
+        scan_outputs(is, t++);
+        if (any_i32((i32v)(small < 0))) return t;
+    }
+    return is->pair->positions;
+}
+
+/* the weights, biases and states of the cells in lanes, in scratch that is 0 */
+static void scan_weights(const scan_lanes *is, float *weights_x, float *weights_h, float *bias, float *bias_n)
+{
+    for (int s = 0; s < is->pair->cells; ++s) {
+        const cnorm_cell *cell = is->pair->cell[s];
+        const ptrdiff_t inputs = cell->weight_x.cols, units = cell->weight_x.units, lane = s * is->room;
+        const size_t item = sizeof(f32x4);
+        for (ptrdiff_t g = 0; g < cell->weight_x.gates; ++g) {
+            const ptrdiff_t at = g / 2 * PANEL, r = g * CNORM_GATE_PAD, to = g * is->width + lane;
+            const float *of_x = (const float *)cell->weight_x.panels + at * inputs + r % PANEL;
+            const float *of_h = (const float *)cell->weight_h.panels + at * units + r % PANEL;
+            for (ptrdiff_t j = 0; j < is->room; j += 4) {
+                const ptrdiff_t row = cell->weight_x.gates * is->width;
+                for (ptrdiff_t k = 0; k < inputs; ++k) memcpy(weights_x + k * row + to + j, of_x + k * PANEL + j, item);
+                for (ptrdiff_t k = 0; k < units; ++k) memcpy(weights_h + k * row + to + j, of_h + k * PANEL + j, item);
+                memcpy(bias + to + j, cell->bias + r + j, item);
+                if (g == 0 && cell->bias_n) memcpy(bias_n + lane + j, cell->bias_n + j, item);
+            }
+        }
+    }
+}
+
+/* all cells of the pair, which fit into SCAN_HALVES vectors of float64; returns the positions that are done */
+static ptrdiff_t scan_together(const cnorm_scan_pair *pair, ptrdiff_t room, float *scratch)
+{
+    const cnorm_cell *a = pair->cell[0], *b = pair->cell[pair->cells - 1];
+    const ptrdiff_t lanes = room * pair->cells, width = lanes < VL_F32 ? VL_F32 : lanes;
+    const ptrdiff_t units = larger_units(a, b), gates = a->weight_x.gates, inputs = a->weight_x.cols;
+    float *weights_h = scratch + inputs * gates * width, *bias = weights_h + units * gates * width;
+    float *bias_n = bias + gates * width, *state = bias_n + width;
+    memset(scratch, 0, (size_t)(state + 2 * width - scratch) * sizeof *scratch);
+    scan_lanes is = {pair, room, units, width, scratch, weights_h, bias, bias_n, state, {{0}}, {0}};
+    for (int i = 0; i < VL_F32; ++i) {
+        is.first[i] = room < VL_F32 ? (int32_t)(i - i % room) : 0;
+        for (int v = 0; v < SCAN_VECTORS; ++v) is.other[v][i] = v * VL_F32 + i >= room ? -1 : 0;
+    }
+    scan_weights(&is, scratch, weights_h, bias, bias_n);
+    const int lstm = a->kind == CNORM_CELL_LSTM;
+    ptrdiff_t done;
+    if (lanes <= VL_F64) done = lstm ? scan_steps(&is, 1, 1, 1) : scan_steps(&is, 0, 1, 1);
+    else if (lanes <= VL_F32) done = lstm ? scan_steps(&is, 1, 1, 2) : scan_steps(&is, 0, 1, 2);
+    else done = lstm ? scan_steps(&is, 1, 2, 2) : scan_steps(&is, 0, 2, 2);
+    for (int s = 0; s < pair->cells && done < pair->positions; ++s)
+        for (int k = 0; k <= lstm; ++k)
+            for (ptrdiff_t j = 0; j < CNORM_GATE_PAD; ++j)
+                pair->state[s][k * CNORM_GATE_PAD + j] = j < room ? state[k * width + s * room + j] : 0;
+    return done;
+}
+
+/* done[s]: the positions of cell s that are done; its state follows where these are not all */
+static void cell_scan(const cnorm_scan_pair *pair, float *scratch, ptrdiff_t done[2])
+{
+    const cnorm_cell *a = pair->cell[0], *b = pair->cell[pair->cells - 1];
+    const ptrdiff_t units = larger_units(a, b), room = units <= 4 ? 4 : units <= 8 ? 8 : SCAN_UNITS;
+    done[0] = done[1] = 0;
+    if (room * pair->cells <= SCAN_HALVES * VL_F64) done[0] = done[1] = scan_together(pair, room, scratch);
+    else if (room <= SCAN_HALVES * VL_F64)
+        for (int s = 0; s < pair->cells; ++s) {
+            const cnorm_scan_pair one = {1,
+                                         pair->backwards ^ s,
+                                         pair->positions,
+                                         pair->x,
+                                         {pair->cell[s], NULL},
+                                         {pair->y[s], NULL},
+                                         {pair->state[s], NULL}};
+            done[s] = scan_together(&one, room, scratch);
+        }
+}
