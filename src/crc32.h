@@ -12,14 +12,14 @@ static inline uint32_t crc32_of(const void *bytes, ptrdiff_t count)
                                        0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
                                        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
     const unsigned char *from = bytes;
-    uint32_t crc = 0xffffffffu, far[8][16]; /* remainders of four bits with k times four bits behind them */
-    for (int n = 0; n < 16; ++n) far[0][n] = table[n];
+    uint32_t crc = 0xffffffffu, later[8][16]; /* remainders of four bits with k times four bits behind them */
+    for (int n = 0; n < 16; ++n) later[0][n] = table[n];
     for (int k = 1; k < 8; ++k)
-        for (int n = 0; n < 16; ++n) far[k][n] = far[k - 1][n] >> 4 ^ table[far[k - 1][n] & 15];
+        for (int n = 0; n < 16; ++n) later[k][n] = later[k - 1][n] >> 4 ^ table[later[k - 1][n] & 15];
     for (; count >= 4; count -= 4, from += 4) {
         crc ^= from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
         uint32_t next = 0;
-        for (int k = 0; k < 8; ++k) next ^= far[7 - k][crc >> 4 * k & 15];
+        for (int k = 0; k < 8; ++k) next ^= later[7 - k][crc >> 4 * k & 15];
         crc = next;
     }
     for (; count > 0; --count) {
