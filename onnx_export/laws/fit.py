@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isclose, prod
 
 import numpy as np
 
@@ -184,6 +184,8 @@ def _with_eps(law: Law, axes: Axes, scale, bias, xs, ys, allowed: float) -> Fit 
     """The law with the eps that small probes show, or a floor; None if what is divided by fits neither."""
     if law.words:  # its divisor is another one, and its eps does not matter
         return Fit(law, axes, 0.0, "", 0.0, scale, bias)
+    if scale.size == 1 and abs(float(scale.flat[0]) - 1) <= 10 * _EXACT:
+        scale = np.ones_like(scale)  # not 1 less what eps makes of large rows
     statistics, divisors = [], []
     for x, y in zip(xs, ys, strict=True):
         s = law.statistic(x, axes)
@@ -204,6 +206,9 @@ def _with_eps(law: Law, axes: Axes, scale, bias, xs, ys, allowed: float) -> Fit 
         )
         if fitting:
             floor = 0.0
+            if eps > 0 and not bias.any():  # of which tiny rows leave all digits
+                exact = float(np.median(eps_of(least, tiny)))
+                eps = exact if isclose(exact, eps, rel_tol=1e-4) else eps
             if not bias.any() and eps == 0:
                 below = float(np.median(least))
                 held = np.max(np.abs(least - below)) <= 1e-6 * below and below > 2 * float(np.max(tiny))

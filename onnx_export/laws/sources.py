@@ -246,7 +246,7 @@ def _values(scope: Scope, x: str, nodes: list[onnx.NodeProto], xs: list[np.ndarr
     inputs = {x: (scope.dtype(x) or TensorProto.FLOAT, xs[0].shape)}
     try:
         part = with_shapes(cut(scope, nodes, [name for node in nodes for name in node.output if name], inputs))
-        known = {value.name: shape_of(value.type) for value in part.graph.output}
+        known = {value.name: shape_of(value.type) or scope.shape(value.name) for value in part.graph.output}
         small = {name for name, shape in known.items() if _is_small(shape)} | {x}
         kept: list[onnx.NodeProto] = []
         computed = {x}

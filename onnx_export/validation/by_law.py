@@ -11,6 +11,7 @@ from onnx import TensorProto
 from onnx_export.graph.scope import Scope, op, unit_roundoff
 from onnx_export.laws import sources
 from onnx_export.operators import LAYER, RMS
+from onnx_export.validation.decomposed import quantised
 from onnx_export.validation.norm import NearMiss, Norm
 from onnx_export.validation.statistic import miscounted
 from onnx_export.validation.values import Values, following
@@ -41,7 +42,8 @@ def _described(scope: Scope, found: sources.Found) -> Norm | None:
     scale, bias = (_stored(scope, found, *each) for each in ((factor, ones), (fit.bias, zeros)))
     if scale is None or bias is None:
         return None
-    after, names = following(Values(scope), found.x, fit.axes, found.y, {"scale": scale, "bias": bias})
+    values = Values(scope)
+    after, names = following(values, found.x, fit.axes, found.y, {"scale": scale, "bias": bias})
     n = prod(found.shape[axis] for axis in fit.axes)
     counted = fit.count > 1.5  # not where a sum is divided by nothing: an L2 norm may be meant
     near = miscounted(n, fit.count, 2.0**-11) if counted else NearMiss(fit.words, fit.law.error)
@@ -56,8 +58,8 @@ def _described(scope: Scope, found: sources.Found) -> Norm | None:
         eps_dtype=eps_dtype,
         compute_dtype=scope.dtype(statistic.output[0]) or scope.dtype(found.x) or TensorProto.FLOAT,
         variance="one-pass" if fit.law.formula == "layer" and _squares(found) else "centred",
-        near=near,
-        stored_reciprocal=_rounds(scope, found),
+        near=near.then(quantised(values, found.nodes)),
+        stored_reciprocal=True,  # any stored number may be rounded
         floor=fit.floor,
         **names,
     )
@@ -91,13 +93,6 @@ def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
         if value.size == 1 and measured and isclose(abs(stored), abs(measured), rel_tol=near):
             return float(np.copysign(stored, measured)), scope.dtype(name)
     return measured, scope.dtype(found.x) or TensorProto.FLOAT
-
-
-def _rounds(scope: Scope, found: sources.Found) -> bool:
-    """Whether a stored number other than eps, such as log(n), may be rounded, or eps is measured: it is not stored."""
-    numbers = [float(value.flat[0]) for _, value in _constants(scope, found) if value.size == 1]
-    eps = [number for number in numbers if isclose(number, found.fit.eps, rel_tol=1e-4)]
-    return any(not number.is_integer() for number in numbers if number not in eps) or bool(found.fit.eps and not eps)
 
 
 def _squares(found: sources.Found) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import onnx
@@ -11,7 +11,6 @@ from onnx_export.graph.scope import Scope, attribute, op
 from onnx_export.graph.tables import FLOATS, RESHAPING, SAME
 from onnx_export.nodes import subgraphs
 from onnx_export.operators import CENTRED, LAYER, RMS
-from onnx_export.validation.any_writing import any_radicand, any_root
 from onnx_export.validation.folded import folded_mean
 from onnx_export.validation.fused import batch_norm, lp_norm
 from onnx_export.validation.match import Match
@@ -26,9 +25,18 @@ from onnx_export.validation.values import QUANTISERS, Values, fits, following
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
 _STEPS = (_STARTS - {"ReduceL2"}) | {"Neg", "Exp", "Max", "Clip", "Add"}  # on the way from a variance to the quotient
-_ROOTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log"})  # of what may be a variance in any writing
 _FUSED = frozenset({"BatchNormalization", "LpNormalization"})
 _FIRST = _STARTS | _FUSED
+
+
+def quantised(values: Values, nodes: Iterable[onnx.NodeProto]) -> NearMiss:
+    """Set if one of these nodes rounds the statistics to integers."""
+    quantiser = next((node for node in nodes if op(node) == "QuantizeLinear"), None)
+    if quantiser is None:
+        return NONE
+    step = values.scalar(quantiser.input[1]) if len(quantiser.input) > 1 else None
+    steps = "" if step is None else f", in steps of {step:.3g}"
+    return NearMiss(f"its statistics are quantised{steps}: it is the norm of integers")
 
 
 class Matcher:
@@ -38,8 +46,7 @@ class Matcher:
         self.scope = scope
         self.values = Values(scope)
         self.moments = Moments(self.values)
-        self._evaluated: set[str] = set()
-        self._radicands: dict[tuple[str, Callable], Radicand] = {}
+        self._radicands: dict[str, Radicand] = {}
 
     def match(self, node: onnx.NodeProto) -> list[Norm]:
         """The norms and near misses whose variance and eps, or variance, `node` is the first to use."""
@@ -58,11 +65,7 @@ class Matcher:
             for name in dict.fromkeys(node.input):
                 if not self._may_use(node, kind, name):
                     continue
-                wholes += self._from(node, name, radicand)
-                divided = kind == "Div" and name == node.input[1]
-                if not wholes and (divided or kind in _ROOTS) and name not in self._evaluated:
-                    self._evaluated.add(name)
-                    wholes += self._from(node, name, any_radicand)
+                wholes += self._from(node, name)
             if not wholes and kind == "Div":
                 found = absolute(self, node)
                 wholes = [found] if found else []
@@ -70,13 +73,13 @@ class Matcher:
         certain = [found for found in wholes if not found.odd]
         return [self._norm(found) for found in certain or wholes[:1]]
 
-    def _from(self, node: onnx.NodeProto, name: str, find: Callable[[Moments, str], Radicand]) -> list[Match]:
-        """The matches that begin at `node` if its input `name` is what `find` takes for a variance and eps."""
-        if (name, find) not in self._radicands:
-            self._radicands[name, find] = find(self.moments, name)
-        variance, nodes, eps = self._radicands[name, find]
+    def _from(self, node: onnx.NodeProto, name: str) -> list[Match]:
+        """The matches that begin at `node` if its input `name` is a variance and eps."""
+        if name not in self._radicands:
+            self._radicands[name] = radicand(self.moments, name)
+        variance, nodes, eps = self._radicands[name]
         begun = variance and self._begun(variance, name, Power(), nodes, **eps)
-        return (self.advance(begun, node, _LONGEST) or any_root(self, begun, _LONGEST)) if begun else []
+        return self.advance(begun, node, _LONGEST) if begun else []
 
     def _may_use(self, node: onnx.NodeProto, kind: str, name: str) -> bool:
         """Whether `node` takes a step from a variance if that is its input `name`: not if it scales or divides it."""
@@ -387,12 +390,7 @@ class Matcher:
     def _finished(self, found: Match) -> Match | None:
         """The match with what follows the quotient; None if it lacks a factor sqrt(n)."""
         whole = self._compensated(self._restored(found))
-        quantiser = next((node for node in found.nodes if op(node) == "QuantizeLinear"), None)
-        if whole and quantiser is not None:
-            step = self.values.scalar(quantiser.input[1]) if len(quantiser.input) > 1 else None
-            steps = "" if step is None else f", in steps of {step:.3g}"
-            whole = whole.add(near=NearMiss(f"its statistics are quantised{steps}: it is the norm of integers"))
-        return whole and self._affine(whole)
+        return whole and self._affine(whole.add(near=quantised(self.values, found.nodes)))
 
     def _restored(self, found: Match) -> Match:
         """Note a near miss if the deviation lost its reduced axes (keepdims=0) and no node puts them back."""

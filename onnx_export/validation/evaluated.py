@@ -1,4 +1,4 @@
-"""Means, variances and roots in writings that the patterns do not know: evaluated on made-up values and compared."""
+"""Means in writings that the patterns do not know: evaluated on made-up values and compared."""
 
 from __future__ import annotations
 
@@ -17,32 +17,24 @@ from onnx_export.graph.scope import Scope, cut, op, unit_roundoff
 from onnx_export.graph.tables import LAYOUT, MOVING, REPEATING
 from onnx_export.nodes import subgraphs
 from onnx_export.validation.statistic import Mean
-from onnx_export.validation.values import SUMS, Values, ancestors
+from onnx_export.validation.values import Values
 
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
-_MOST_TRIED = 6  # values whose moment another one may be
 _REPEATING = (MOVING - LAYOUT) | {"GatherElements", "GatherND"}
 _OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open
-# what a mean of squares may be written with; Mul and Div by constants
-_LINEAR = MOVING | SUMS | {"Pad", "Mul", "Div", "Neg", "CumSum", "ReduceSum"}
-_LINEAR |= {"ReduceMean", "AveragePool", "GlobalAveragePool", "MatMul", "com.microsoft::FusedMatMul", "Gemm"}
-_LINEAR |= {"Conv", "ConvTranspose", "Einsum"}
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """The mean of x over some axes that a value is, `factor` times if these are the last one.
 
-    `direct` if its nodes start at x, not at a value of which x is a transposed one. A moment may be `about_mean`, the
-    variance of x, or the mean of its squares, and `eps` may be added.
+    `direct` if its nodes start at x, not at a value of which x is a transposed one.
     """
 
     mean: Mean
     direct: bool
     factor: float
-    about_mean: bool = False
-    eps: float = 0.0
 
 
 def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated | None:
@@ -66,104 +58,6 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated |
     if axes is None:
         return None
     return Evaluated(Mean(x, axes, True, tuple(nodes), reshaped=True, stored_reciprocal=True), not moves, factor)
-
-
-def squares_before(values: Values, name: str) -> str | None:
-    """The squares of one value from which linear operators compute `name`, None if it is made of more than those."""
-    scope, found, pending = values.scope, "", [name]
-    for _ in range(_MOST_NODES):
-        if not pending:
-            break
-        current = pending.pop()
-        if current == found or not current or scope.constant(current) is not None:
-            continue
-        node = scope.producer(current)
-        if node is None:
-            return None
-        twice = op(node) == "Mul" and values.same(*node.input)
-        if twice or (op(node) == "Pow" and values.scalar(node.input[1]) == 2):
-            if found:
-                return None
-            found = current
-        elif op(node) in _LINEAR and not (op(node) in SUMS and _has_constant(scope, node)):  # such as eps
-            pending += node.input
-        else:
-            return None
-    return found if found and not pending and found != name else None
-
-
-def evaluated_moment(values: Values, name: str) -> Evaluated | None:
-    """The mean square or the variance of another value that a value is, in any writing, perhaps with eps added."""
-    scope, tried = values.scope, 0
-    for base in ancestors(scope, name, _MOST_NODES):
-        nodes = between(scope, base, [name]) if _is_smaller(scope, name, base) else None
-        if not nodes or tried == _MOST_TRIED:
-            continue
-        tried += 1
-        try:
-            given = made_up(scope.shape(base))
-            added = np.unique(_run(scope, nodes, base, (name,), np.zeros(given.shape))[0])
-            if added.size != 1 or not np.isfinite(added[0]):
-                continue
-            (held,) = _run(scope, nodes, base, (name,), given)
-            held = np.broadcast_to(_as_kept(held, given), given.shape) - added[0]
-        except Exception:  # as in `evaluated_mean`
-            continue
-        rounding = 4 * max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(name)))  # of a stored 1/n
-        for about_mean, x, moment in ((False, given * given, np.mean), (True, given, np.var)):
-            axes, factor = _multiple_of(x, held, 2.0**-20 * float(np.max(np.abs(given))) ** 2, moment)
-            if axes is not None and 0.5 < factor < 2:  # others are sums
-                mean = Mean(base, axes, True, tuple(nodes), reshaped=True, stored_reciprocal=True)
-                factor = 1.0 if abs(factor - 1) <= rounding else factor
-                return Evaluated(mean, True, factor, about_mean, float(added[0]))
-    return None
-
-
-def _multiple_of(x: np.ndarray, found: np.ndarray, allowed: float, moment) -> tuple[tuple[int, ...] | None, float]:
-    """The axes over which `found` is a multiple of a moment of x, None if over none, and what multiple."""
-    for axes in _subsets([axis for axis, size in enumerate(x.shape) if size > 1]):
-        exact = np.broadcast_to(moment(x, axis=axes, keepdims=True), x.shape)
-        factor = float(np.sum(found * exact) / np.sum(exact * exact))
-        if np.max(np.abs(found - factor * exact)) <= allowed:
-            return axes, factor
-    return None, 1.0
-
-
-def _is_smaller(scope: Scope, name: str, base: str) -> bool:
-    """Whether a value has fewer elements than another, by what is known without a run."""
-    shape, own = scope.shape(base), scope.shape(name)
-    if shape is None or own is None or max(len(shape), len(own)) > _MOST_AXES:
-        return False
-    return prod(_sizes(own)) < prod(_sizes(shape)) <= _MOST_ELEMENTS
-
-
-def _as_kept(held: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """A statistic of the last axis with this axis, where it has lost it."""
-    return held[..., None] if held.shape == given.shape[:-1] else held
-
-
-def evaluated_power(values: Values, base: str, name: str) -> tuple[float, list[onnx.NodeProto]] | None:
-    """(exponent, nodes): the power of a positive value `base` that another value is, elementwise, in any writing."""
-    scope, shape = values.scope, values.scope.shape(base)
-    nodes = between(scope, base, [name])
-    if not nodes or shape is None or not _is_small(shape):
-        return None
-    try:
-        given = np.exp(np.random.default_rng(0).uniform(-4, 4, _sizes(shape)))
-        (held,) = _run(scope, nodes, base, (name,), given)
-        given = np.broadcast_to(given, held.shape)
-        with np.errstate(all="raise"):
-            made = np.log(held)
-    except Exception:  # as in `evaluated_mean`, and no power of a positive value
-        return None
-    logarithm = np.log(given)
-    exponent = float(np.sum(made * logarithm) / np.sum(logarithm * logarithm))
-    unit = max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(name)))
-    return (exponent, nodes) if np.max(np.abs(made - exponent * logarithm)) <= 64 * unit else None
-
-
-def _has_constant(scope: Scope, node: onnx.NodeProto) -> bool:
-    return any(scope.constant(name) is not None for name in node.input)
 
 
 def _may_reduce(scope: Scope, x: str, other: str, less: bool) -> bool:

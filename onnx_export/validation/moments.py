@@ -10,7 +10,6 @@ import onnx
 from onnx_export.graph.scope import attribute, op, unit_roundoff
 from onnx_export.graph.tables import RESHAPING, SAME
 from onnx_export.operators import LAYER, RMS
-from onnx_export.validation.any_writing import moment_of_squares
 from onnx_export.validation.contractions import WEIGHTED, weighted_sum
 from onnx_export.validation.evaluated import evaluated_mean
 from onnx_export.validation.norm import NONE, NearMiss
@@ -299,11 +298,9 @@ class Moments:
             found = self.one_pass(*node.input)
             return found and found.through([*path, node])
         if op(node) in ("Mul", "Div") and self.mean(inner) is None:
-            moment = moment_of_squares(self, inner)
-            return self.two_pass(moment, path) if moment else self._rescaled(node, path, depth)
+            return self._rescaled(node, path, depth)
         moment = self.second_moment(inner)
-        moment = moment if moment and not self._turned(moment) else moment_of_squares(self, name)
-        return moment and self.two_pass(moment, path)
+        return self.two_pass(moment, path) if moment and not self._turned(moment) else None
 
     def _turned(self, moment) -> bool:
         """Whether squares were given another rank before their mean, whose axes are not those of x then."""
