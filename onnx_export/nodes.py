@@ -15,6 +15,12 @@ from onnx_export.errors import Unreadable
 _MOST_CALLS_DEEP = 8  # functions that pass on an attribute, in a row
 
 
+def describe(node: onnx.NodeProto) -> str:
+    """The operator of a node and its name, or its first output that has one, for messages."""
+    place = node.name or next(filter(None, node.output), "")
+    return f"{node.domain + '.' if node.domain else ''}{node.op_type} {quoted(place)}"
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """The subgraphs of a node, each with the name of its attribute."""
     for attribute in node.attribute:

@@ -175,13 +175,13 @@ def _refuse_taken_names(onnx_model: onnx.ModelProto) -> None:
 
 def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
     """Refuse a file whose products are rounded by what each frame holds."""
-    from onnx_export.nodes import all_graphs
+    from onnx_export.nodes import all_graphs, describe
 
     nodes = [node for graph in all_graphs(onnx_model.graph) for node in graph.node if node.op_type in ROUNDED]
     if nodes:
         raise NotImported(
             "it is a file of onnxruntime's quantize_dynamic, whose integer products have no layer here:",
-            [f"{nodes[0].op_type} {nodes[0].name or nodes[0].output[0]!r} and {len(nodes) - 1} more nodes of its kind",
+            [f"{describe(nodes[0])} and {len(nodes) - 1} more nodes of its kind",
              "import the file that it was made of; with --weights int8 (Model.with_weights) its matrices are rounded"],
         )  # fmt: skip
 

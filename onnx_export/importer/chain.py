@@ -148,6 +148,8 @@ class Chain:
 
     def _last(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]]:
         """The last step before some elements, and what it reads, each in order."""
+        if len(numbers) == 0:
+            raise Cannot("what a layer reads is constant")
         if numbers.tobytes() in self._shapes and (
             found := self._copied(numbers.reshape(self._shapes[numbers.tobytes()]))
         ):
@@ -260,6 +262,8 @@ class Chain:
             reason = "it makes integers of elements of the frame"
         elif op in ("carried", "repeated"):
             reason = "it carries from step to step what no cell does"
+        elif op == "state":
+            reason = "its c is read without its h, and a layer gives h"
         elif op == "divide":
             reason = "it divides two results that depend on the frame"
         elif op == "product":
@@ -371,7 +375,8 @@ class Chain:
         if scan := self._orders.scan_of.get(owners[0].first):
             return self._scanned(scan) if np.array_equal(scan.whole().ravel(), numbers) else None
         nodes = [block for block in owners if block.op in ("LSTM", "GRU", "RNN")]
-        if nodes and np.array_equal(numbers, np.concatenate([block.numbers for block in nodes])):
+        one = len(nodes) == 1 or _both_ways(nodes)
+        if one and np.array_equal(numbers, np.concatenate([block.numbers for block in nodes])):
             return self._node_cell(nodes)
         if len(owners) == 1 and (found := written_cell(self.trace, numbers, self.old)):
             layer, cell = of_written(found), Cell(found.new, found.old)
@@ -383,10 +388,9 @@ class Chain:
     def _node_cell(self, nodes: list[Block]) -> tuple[Link, list[np.ndarray]]:
         x = nodes[0].operands[0].ravel()
         made = [self._from_node(block) for block in nodes]
-        backward = [block.constants["backward"] for block in nodes]
-        if len(nodes) == 2 and backward == [False, True] and np.array_equal(x, nodes[1].operands[0].ravel()):
+        if len(nodes) == 2:
             return (lambda to: to.both([layer for layer, _ in made])), [x]
-        if backward != [False]:
+        if nodes[0].constants["backward"]:
             raise Cannot(f"{nodes[0].node}: a cell that reads the sequence from its end only")
         return (lambda to: to.cell(*made[0])), [x]
 
@@ -429,3 +433,9 @@ class Chain:
 def _same_elements(one: np.ndarray | None, other: np.ndarray) -> bool:
     """Whether they are the same, in any order."""
     return one is not None and np.array_equal(np.sort(one), np.sort(other))
+
+
+def _both_ways(nodes: list[Block]) -> bool:
+    """Whether they are two that read the same sequence, the first from its beginning, the second from its end."""
+    x = [block.operands[0].ravel() for block in nodes]
+    return [block.constants["backward"] for block in nodes] == [False, True] and np.array_equal(*x)

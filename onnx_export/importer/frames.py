@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from onnx_export.importer.elements import Block, Elements
 from onnx_export.importer.trace import MOVING
-from onnx_export.nodes import all_graphs
+from onnx_export.nodes import all_graphs, describe
 
 __all__ = ["CELLS", "MAX_REACH", "Reach", "counted", "depending", "rows_of", "thresholds", "unrolled"]
 
@@ -58,13 +58,9 @@ def thresholds(model: onnx.ModelProto, trace) -> dict[int, str]:
             numbers += [number for a in node.attribute for number in (a.i, *a.ints)]
             few = [value for value in constants if value.dtype.kind in "iu" and value.size <= MOST_INTEGERS]
             numbers += [number for value in few for number in value.ravel().tolist()]
-        place = place_of(node)
+        place = describe(node)
         found |= {abs(number): place for number in numbers if abs(number) < 2**31 - 1}  # beyond: to the end
     return found
-
-
-def place_of(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
 
 
 class Reach:
@@ -97,7 +93,7 @@ class Reach:
             self.first[numbers] = self.last[numbers] = np.broadcast_to(self._along(axis, numbers.ndim), numbers.shape)
         for block in trace.blocks:
             self._through(block)
-        self.moves = any(self._step_frames(steps) is not None for steps in trace.sequences)
+        self.moves = any(self._step_frames(steps) is not None for _, steps in trace.sequences)
 
     def _through(self, block: Block) -> None:
         at = slice(block.first, block.first + block.size)
@@ -138,9 +134,9 @@ class Reach:
         """Why the frames are not independent but for cells and, if `carried`, what was before; empty if they are."""
         if self.mixed and not carried:
             return [self.fault]
-        for steps in self.trace.sequences:
+        for node, steps in self.trace.sequences:
             if self.moves and self._odd(steps, 0) and self._odd(steps, None):
-                return [f"a recurrent operator reads {len(steps)} steps that are not the {self.length} frames in order"]
+                return [f"{node}: it reads {len(steps)} steps that are not the {self.length} frames in order"]
         for name, value in outputs.items():
             if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value, carried):
                 return [f"output {name!r}: a frame of it is computed from another frame of the inputs"]
@@ -277,11 +273,11 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             data = [pair for pair in data if not _is_length(pair, one, more)]
         frames = any(isinstance(a, Elements) for a, _ in data)
         if _is_table(node, pairs) or (frames and any(not _repeats(a, b) for a, b in _changed(data))):
-            faults.append(f"{place_of(node)}: its operand depends on the places or the number of the frames")
+            faults.append(f"{describe(node)}: its operand depends on the places or the number of the frames")
         elif any(_overflows(a, b, one.length) for a, b in _changed(results)):
-            faults.append(f"{place_of(node)}: what it makes of the number of frames overflows below {MAX_REACH}")
+            faults.append(f"{describe(node)}: what it makes of the number of frames overflows below {MAX_REACH}")
         elif changed and not frames and not _carries(node, pairs, results, one, more):
-            faults.append(f"{place_of(node)}: it decides by something computed from the number of frames")
+            faults.append(f"{describe(node)}: it decides by something computed from the number of frames")
     return faults
 
 

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from onnx_export.importer.blocks import each, is_elements
 from onnx_export.importer.elements import Cannot, Elements
-from onnx_export.nodes import subgraphs
+from onnx_export.nodes import describe, subgraphs
 
 __all__ = ["unroll"]
 
@@ -63,7 +63,7 @@ def unroll(trace, run: Callable[[onnx.GraphProto], None], node: onnx.NodeProto, 
         raise Cannot("it runs for no step")
     for i in [i for i, state in enumerate(states) if state and all(is_elements(new[i]) for new in made)]:
         steps = np.stack([new[i].numbers.reshape(1, -1) for new in made])
-        trace.sequences.append(steps)
+        trace.sequences.append((describe(node), steps))
         trace.loops.append(steps)
     return [*carried, *(_stacked(trace, node, values) for values in list(zip(*made, strict=True))[len(carried) :])]
 
@@ -79,8 +79,7 @@ def _source(body: onnx.GraphProto, name: str) -> str:
 def _copied(trace, node, value, before: Elements | None) -> Elements:
     """What a step is given; `before`: what the step before it was."""
     value = trace.lift(value, node.op_type)
-    name = f"{node.op_type} {node.name or node.output[0]!r}"
-    return trace.add("carried", name, value.shape, [each(value)], before=before and before.numbers.ravel())
+    return trace.add("carried", describe(node), value.shape, [each(value)], before=before and before.numbers.ravel())
 
 
 def _stacked(trace, node, values):

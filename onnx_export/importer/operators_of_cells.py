@@ -72,7 +72,7 @@ def recurrent(kind: str) -> Callable:
             raise Cannot(f"its sequence_lens are not the {len(steps)} steps of its input")
         if len(steps) > MAX_STEPS:
             raise Cannot(f"it takes {len(steps)} steps, the limit is {MAX_STEPS}")
-        trace.sequences.append(steps)
+        trace.sequences.append((node, steps))
         rows = steps.shape[1]
         if rows != 1 and len(steps) != 1 and not trace.rows:
             raise Cannot(f"it takes {rows} rows at once, wanted 1")

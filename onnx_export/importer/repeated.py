@@ -93,7 +93,8 @@ def _steps(trace, node: str, body: onnx.GraphProto, initial, given) -> tuple[lis
             raise Cannot("a state changes its shape")
         states = new
         made.append(results)
-    trace.sequences.append(np.stack([np.concatenate([r.numbers.ravel() for r in each]) for each in made])[:, None])
+    numbers = np.stack([np.concatenate([r.numbers.ravel() for r in each]) for each in made])
+    trace.sequences.append((node, numbers[:, None]))
     begin, end = (np.concatenate([[], *(s.numbers.ravel() for s in each)]).astype(int) for each in (initial, states))
     trace.repeated.append((first, len(trace.blocks), dict(zip(begin.tolist(), end.tolist(), strict=True))))
     return states, [[each[i] for each in made] for i in range(len(states), len(made[0]))]

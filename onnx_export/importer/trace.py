@@ -26,10 +26,10 @@ from onnx_export.importer.loops import unroll
 from onnx_export.importer.norms import FORMULAS, norm
 from onnx_export.importer.operators_of_cells import Scan
 from onnx_export.importer.repeated import REPEATING, faults_of_loops
-from onnx_export.nodes import names_read, subgraphs
+from onnx_export.nodes import describe, names_read, subgraphs
 from onnx_export.operators import operator_of
 
-__all__ = ["Trace", "describe"]
+__all__ = ["Trace"]
 
 # They move or repeat elements of their first input (Concat: of all) and compute nothing.
 MOVING = tables.MOVING - {"Cast", "CastLike"} | {"Pad", "Dropout", "GatherElements", "GatherND"}
@@ -47,12 +47,6 @@ MAX_ELEMENTS = 1 << 24  # of one constant
 MAX_INPUT = 1 << 20  # elements of one input
 MAX_IN_ALL = 1 << 26  # elements of all values that nodes compute or move
 MAX_NODES = 20_000  # traced, those of branches included
-
-
-def describe(node: onnx.NodeProto) -> str:
-    """The operator of a node and where it is, for messages."""
-    place = node.name or next(iter(node.output), "")
-    return f"{node.domain + '.' if node.domain else ''}{node.op_type} {quoted(place)}"
 
 
 class Trace:
@@ -77,8 +71,8 @@ class Trace:
     size : int
         Elements of all blocks.
     values : dict of str to Elements or ndarray
-    sequences : list of ndarray
-        The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size]; of a Scan or Loop what its steps make.
+    sequences : list of (str, ndarray)
+        A node LSTM, GRU or RNN and its input, numbers [steps, rows, size]; of a Scan or Loop what its steps make.
     repeated : list of (int, int, dict of int to int)
         For each Scan or Loop its first block, the one behind its last, and for elements of its first states the last.
     unrolled : dict of int to int
@@ -114,7 +108,7 @@ class Trace:
         self.linear = 0  # linear functions that were expanded, see `affine.affine`
         self.cells: dict = {}  # that were searched, see `cells.written_cell`
         self.no_cells: list[str] = []  # why what was searched is no cell
-        self.sequences: list[np.ndarray] = []
+        self.sequences: list[tuple[str, np.ndarray]] = []
         self.loops: list[np.ndarray] = []
         self.scans: list[Scan] = []
         self.shapes: dict[int, tuple[int, ...]] = {}

@@ -2,9 +2,10 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from graphs import imported, node, normal, saved
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 import onnx_export
 
@@ -130,3 +131,45 @@ def test_a_window_says_when_to_reset(states, tmp_path, rng):
     else:
         with pytest.warns(UserWarning, match="reset the stream every 7 frames"):
             assert onnx_export.load(path).window == 7
+
+
+def side_by_side(path, rng, kinds, flipped=()):
+    """Cells that read the same frames, those in `flipped` from the last to the first, one behind another in y."""
+    nodes, w = [], {"one": np.array([1]), "last": np.array([-1]), "before": np.array([-1000]), "time": np.array([0])}
+
+    for i, kind in enumerate(kinds):
+        weights = cell_weights(rng, kind)
+        w |= {f"{name}{i}": weights[name] for name in "WRB"}
+        x, y = (f"x{i}", f"z{i}") if i in flipped else ("x", f"y{i}")
+        if i in flipped:
+            nodes.append(node("Slice", "x last before time last", x))
+        nodes.append(node(kind, f"{x} W{i} R{i} B{i}", f"h{i}", hidden_size=UNITS, name=f"cell{i}"))
+        nodes.append(node("Squeeze", f"h{i} one", y))
+        if i in flipped:
+            nodes.append(node("Slice", f"{y} last before time last", f"y{i}"))
+    nodes.append(node("Concat", " ".join(f"y{i}" for i in range(len(kinds))), "y", axis=-1))
+    return saved(path, nodes, {"x": ["T", 1, SIZE]}, {"y": ["T", 1, UNITS * len(kinds)]}, w)
+
+
+@pytest.mark.parametrize("kinds", [("LSTM", "LSTM"), ("LSTM", "GRU", "RNN")])
+def test_cells_side_by_side_are_joined(kinds, tmp_path, rng):
+    path = side_by_side(tmp_path / "side.onnx", rng, kinds)
+    model, x = onnx_export.load(path), normal(rng, 40, 1, SIZE)
+    (y,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    assert model.check(x[:, 0], y[:, 0])
+
+
+def test_a_cell_that_reads_flipped_frames_is_named(tmp_path, rng):
+    path = side_by_side(tmp_path / "flip.onnx", rng, ("LSTM", "LSTM"), flipped=[1])
+    says = r"LSTM 'cell1': it reads \d+ steps that are not the \d+ frames in order"
+    with pytest.raises(ValueError, match=says) as refused:
+        onnx_export.load(path)
+    assert "cell0" not in str(refused.value)
+
+
+def test_the_state_c_alone_is_refused_by_the_name_of_its_node(tmp_path, rng):
+    """The node has neither a name nor a first output."""
+    cell = helper.make_node("LSTM", ["x", "W", "R", "B"], ["", "", "c"], hidden_size=UNITS)
+    path = saved(tmp_path / "c.onnx", [cell], {"x": [1, 1, SIZE]}, {"c": [1, 1, UNITS]}, cell_weights(rng, "LSTM"))
+    with pytest.raises(ValueError, match="LSTM 'c': its c is read without its h"):
+        onnx_export.load(path)
