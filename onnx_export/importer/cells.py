@@ -18,7 +18,7 @@ import numpy as np
 from cnorm.cells.functions import OF_CELLS, function_of_cell
 from onnx_export.importer.affine import Affine, affine
 from onnx_export.importer.cell_parts import Found, Leaf, NoCellError, assembled
-from onnx_export.importer.frames import depending
+from onnx_export.importer.frames import ancestors, depending
 from onnx_export.importer.normed_rows import Normed, normed
 from onnx_export.importer.values import Unknown, evaluate
 from onnx_export.laws.cells import function_of, step
@@ -42,7 +42,8 @@ def written_cell(trace, h: np.ndarray, old: Mapping[int, int]) -> Found | None:
     h = np.ravel(h)
     if any(number not in old for number in h.tolist()):
         return None
-    key = h.tobytes(), frozenset(old.items())
+    behind = ancestors(trace, h)
+    key = h.tobytes(), frozenset(pair for pair in old.items() if behind[list(pair)].any())
     if key not in trace.cells:
         try:
             trace.cells[key] = _Reading(trace, h, old).cell()

@@ -42,6 +42,8 @@ class Chain:
         Numbers of each output's elements, in their order.
     shifts : Shifts, optional
         What elements were in frames before.
+    brief : bool
+        Whether one fault is enough.
 
     Attributes
     ----------
@@ -64,7 +66,10 @@ class Chain:
         old: dict[int, int],
         outputs: dict[str, np.ndarray],
         shifts: Shifts | None = None,
+        *,
+        brief: bool = False,
     ):
+        self._brief = brief
         self.trace, self.old = trace, old
         self._lags = Lags(old, shifts)
         self._delays = Delays(trace, self._lags)
@@ -115,6 +120,8 @@ class Chain:
         links: dict[bytes, tuple[Link | None, list[np.ndarray]]] = {}
         waiting = [numbers]
         while waiting:
+            if self._brief and self.faults:
+                return FRAME
             key = waiting[-1].tobytes()
             if key in self._made:
                 waiting.pop()

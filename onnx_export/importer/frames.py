@@ -18,7 +18,7 @@ from onnx_export.importer.elements import Block, Elements
 from onnx_export.importer.trace import MOVING
 from onnx_export.nodes import all_graphs, describe
 
-__all__ = ["CELLS", "MAX_REACH", "Reach", "counted", "depending", "rows_of", "thresholds", "unrolled"]
+__all__ = ["CELLS", "MAX_REACH", "Reach", "ancestors", "counted", "depending", "rows_of", "thresholds", "unrolled"]
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -237,6 +237,19 @@ def depending(trace, numbers) -> np.ndarray:
                 rows |= depends[operand].any()
         depends[block.first : block.first + block.size] |= np.repeat(rows, width)[: block.size]
     return depends
+
+
+def ancestors(trace, numbers: np.ndarray) -> np.ndarray:
+    """For each element whether one of some elements depends on it, or is it."""
+    wanted = np.zeros(trace.size, bool)
+    wanted[numbers] = True
+    for block in reversed(trace.blocks):
+        own = wanted[block.first : block.first + block.size]
+        if own.any() and block.operands:
+            for operand in block.operands:
+                rows = np.unique(rows_of(block, len(operand))[own])
+                wanted[operand[rows]] = True
+    return wanted
 
 
 def _behind(trace, marked: set[int]) -> dict[int, set[int]]:

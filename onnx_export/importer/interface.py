@@ -288,6 +288,7 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
     """The layers for each assignment of inputs and outputs that the sizes allow."""
     outputs = {name: trace.values.get(name) for name in _outputs(model)}
     known = {name: value for name, value in outputs.items() if isinstance(value, Elements)}
+    known_one = False  # reading without a fault: what is wrong with others is not told
     for chosen, names, pairs in islice(assignments(trace, inputs, known, states, frames), MAX_PAIRINGS):
         old = dict(trace.unrolled) if inputs.time_axes or trace.loops else {}  # else its steps are positions of a frame
         for name, result in pairs.items():
@@ -298,14 +299,16 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
                 continue
             xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
             ys = {name: _of_last(known[name], xs[0], trace, inputs, name) for name in ys}
-        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys, inputs.shifts)
+        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys, inputs.shifts, brief=known_one)
         ends = {begin: end for *_, each in trace.repeated for begin, end in each.items()}
         if any(ends.get(before, new) != new for new, before in old.items()):
             chain.faults.append("an output gives a state of a loop back changed")
         if inputs.time_axes and len(chosen) > 1:
             chain.faults.append(f"{_names(inputs.time_axes)} runs over steps, so it must be all of x: {_names(chosen)}")
         _check_states(chain, trace, known, pairs, names)
-        yield Plan(trace, inputs, chosen, names, pairs, chain)
+        found = Plan(trace, inputs, chosen, names, pairs, chain)
+        known_one |= not found.faults
+        yield found
 
 
 def _of_last(value: Elements, x: np.ndarray, trace: Trace, inputs: Inputs, name: str) -> np.ndarray:

@@ -56,12 +56,13 @@ def test_each_of_several_inputs_is_read_alone(tmp_path, rng):
 
 
 def test_a_number_that_an_output_gives_back_is_no_frame_by_itself(tmp_path, rng):
-    """m' = 0.9 m + 0.1 a is no cell; without being told, m is not made a part of x."""
+    """m' = softmax(0.9 m + 0.1 a) is no cell; without being told, m is not made a part of x."""
     nodes = [
         node("Gemm", "x w", "a"),
         node("Mul", "m keep", "old"),
         node("Mul", "a rest", "new"),
-        node("Add", "old new", "m2"),
+        node("Add", "old new", "sum"),
+        node("Softmax", "sum", "m2"),
         node("Tanh", "m2", "y"),
     ]
     weights = {"w": normal(rng, OBSERVED, UNITS), "keep": np.float32(0.9), "rest": np.float32(0.1)}

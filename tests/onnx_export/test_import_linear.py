@@ -95,3 +95,23 @@ def test_names_decide_which_part_of_a_sum_is_the_state(tmp_path, rng):
         with pytest.raises(NotImported, match="say which by states"):
             imported(path)
         assert imported(path, states={inputs[0]: "m1"}).states == {inputs[0]: "m1"}
+
+
+def test_other_pairings_of_states_search_few_cells_again(tmp_path, rng, monkeypatch):
+    """Ten states of one size have millions of pairings; a cell depends only on those of the states behind it."""
+    from onnx_export.importer import cells
+
+    searches, search = [], cells._Reading.cell
+    monkeypatch.setattr(cells._Reading, "cell", lambda self: (searches.append(0), search(self))[1])
+    count, nodes, tensors = 10, [], {"O": normal(rng, UNITS, 3)}
+    for i in range(count):
+        tensors |= {f"W{i}": normal(rng, UNITS if i else SIZE, UNITS), f"R{i}": normal(rng, UNITS, UNITS)}
+        nodes += [node("MatMul", f"{f'g{i - 1}' if i else 'x'} W{i}", f"a{i}"), node("MatMul", f"h{i} R{i}", f"b{i}")]
+        nodes += [node("Add", f"a{i} b{i}", f"c{i}"), node("Tanh", f"c{i}", f"g{i}")]
+    shape = [1, UNITS]
+    inputs = {"x": [1, SIZE]} | {f"h{i}": shape for i in range(count)}
+    outputs = {"y": [1, 3]} | {f"g{i}": shape for i in range(count)}
+    nodes.append(node("MatMul", f"g{count - 1} O", "y"))
+    found = imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, tensors), check=False)
+    assert found.states == {f"h{i}": f"g{i}" for i in range(count)}
+    assert len(searches) < 20 * count
