@@ -27,6 +27,7 @@ __all__ = ["ACTIVATIONS", "GATES", "KERNELS", "Cell", "Direction", "State", "is_
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _DEVIATIONS = 6.0
+_NONE = np.zeros(())  # the error of numbers without bounds
 ACTIVATION = 8.0  # roundings of an activation, in units: its own and those of a rational approximation
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -132,7 +133,10 @@ def _activations(kind: str, given: Mapping[str, Any], directions: int):
 
 @dataclass(frozen=True)
 class Approximate:
-    """Numbers and bounds on their errors, with the arithmetic that carries both; u is the unit roundoff."""
+    """Numbers and bounds on their errors, with the arithmetic that carries both; u is the unit roundoff.
+
+    With u = 0 no bound is carried: the error is one 0.
+    """
 
     value: np.ndarray
     error: np.ndarray
@@ -140,20 +144,28 @@ class Approximate:
 
     def __add__(self, other: Approximate) -> Approximate:
         value = self.value + other.value
+        if not self.unit:
+            return Approximate(value, _NONE, 0.0)
         return Approximate(value, self.error + other.error + self.unit * np.abs(value), self.unit)
 
     def __mul__(self, other: Approximate) -> Approximate:
         value = self.value * other.value
+        if not self.unit:
+            return Approximate(value, _NONE, 0.0)
         error = np.abs(self.value) * other.error + np.abs(other.value) * self.error + self.error * other.error
         return Approximate(value, error + self.unit * np.abs(value), self.unit)
 
     def complement(self) -> Approximate:
         """1 - self."""
+        if not self.unit:
+            return Approximate(1 - self.value, _NONE, 0.0)
         return Approximate(1 - self.value, self.error + self.unit * np.abs(1 - self.value), self.unit)
 
     def through(self, function: Function) -> Approximate:
         """A monotone function of it."""
         value = function(self.value)
+        if not self.unit:
+            return Approximate(value, _NONE, 0.0)
         differences = [np.abs(function(self.value + sign * self.error) - value) for sign in (1, -1)]
         return Approximate(
             value, np.maximum(*differences) + ACTIVATION * self.unit * np.maximum(np.abs(value), 1), self.unit
@@ -161,7 +173,8 @@ class Approximate:
 
     def columns(self, start: int, stop: int) -> Approximate:
         """A slice of the last axis."""
-        return Approximate(self.value[..., start:stop], self.error[..., start:stop], self.unit)
+        error = self.error[..., start:stop] if self.unit else _NONE
+        return Approximate(self.value[..., start:stop], error, self.unit)
 
 
 @dataclass(frozen=True)
@@ -178,7 +191,7 @@ class State:
 
 
 def _exact(value: np.ndarray, unit: float) -> Approximate:
-    return Approximate(value, np.zeros_like(value), unit)
+    return Approximate(value, np.zeros_like(value) if unit else _NONE, unit)
 
 
 @dataclass(frozen=True)
@@ -221,9 +234,13 @@ class Direction:
         for x, w in terms:
             x = x if isinstance(x, Approximate) else _exact(x, unit)
             value = value + x.value @ w.T
+            if not unit:
+                continue
             size = size + np.abs(x.value) @ np.abs(w).T
             carried = carried + x.error @ np.abs(w).T
             n += w.shape[1]
+        if not unit:
+            return Approximate(value, _NONE, 0.0)
         return Approximate(value, carried + _DEVIATIONS * unit * np.sqrt(n) * size, unit)
 
     def _gate(self, index: int) -> slice:
