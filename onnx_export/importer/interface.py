@@ -184,7 +184,8 @@ def plan(
         frame = _one_frame(model, read, dims)
         one = frame and Trace(model, frame.shapes, frame.constants)
         others = list(_plans(model, one, frame, states, frames)) if one else []
-        if any(not found.faults for found in others) or (trace.faults and one and not one.faults):
+        fits = one and not one.faults and not unrolled(one, frame.shapes)  # then its reasons say more
+        if any(not found.faults for found in others) or (trace.faults and fits):
             read, trace, plans = frame, one, others
     written = [] if read.shifts else unrolled(trace, read.shapes)
     found = _only(plans, trace, read, written)

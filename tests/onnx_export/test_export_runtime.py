@@ -59,7 +59,7 @@ def test_a_refusal_names_the_forms_that_were_right():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runtime": "caffe"}, "runtime must be one of 'mnn', .*, got 'caffe'"),
+        ({"runtime": "caffe"}, "runtime must be one of 'iree', 'mnn', .*, got 'caffe'"),
         ({"runtime": "tract", "opset": 13}, "opset must be left out with runtime"),
         ({"runtime": "tract", "portable": True, "native_ops": True}, "native_ops, portable must be left out"),
     ],
