@@ -395,7 +395,7 @@ def _along(found: Plan, axes) -> Plan:
 def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
     """Compare calls with several elements of an open dimension with the layers: each must be a frame by itself."""
     for axes in found.inputs.open_axes:
-        if found.chain.cells or axes.keys() != set(found.frames) or len(axes) > 1:
+        if found.chain.cells or found.time_axis is not None or axes.keys() != set(found.frames) or len(axes) > 1:
             if axes.keys() >= set(found.frames) and not any(axes == each for each, _ in found.inputs.mixed):
                 _check_rows(model, onnx_model, found, axes)
             continue

@@ -245,3 +245,24 @@ def test_a_recurrence_written_out_is_no_network_but_layers_of_one_weight_are(own
         return
     with pytest.raises(ValueError, match=r"4 copies of one matrix in a chain, .* an unrolled RNN"):
         imported(path)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_rows_beside_a_fixed_number_of_steps_are_rows_in_either_direction(mean, tmp_path, rng):
+    """The steps of both directions are no frames by themselves; rows that a file mixes are refused."""
+    tensors = {"W": normal(rng, 2, 15, 3), "R": normal(rng, 2, 15, 5), "axis": np.array([1])}
+    nodes = [node("GRU", "v W R", "Y", hidden_size=5, direction="bidirectional")]
+    if mean:
+        nodes = [node("ReduceMean", "x", "m", axes=[1]), node("Add", "x m", "v"), *nodes]
+    else:
+        nodes = [node("Tanh", "x", "v"), *nodes]
+    nodes += [node("Transpose", "Y", "y", perm=[0, 2, 1, 3])]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [7, "N", 3]}, {"y": [7, "N", 2, 5]}, tensors)
+    if mean:
+        with pytest.raises(ValueError, match="in row 0 of 21 in one call"):
+            imported(path)
+        return
+    found = imported(path)
+    assert found.window == 7
+    x = rng.standard_normal((7, 3)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
