@@ -64,6 +64,12 @@ INLINE void product_tile(const product_call *call, int half, int width, int coun
     EACH(j, sums) store_f32(z + j / width * z_stride + j % width * VL_F32, sum[j]);
 }
 
+/* of the vectors that are left, how many a tile takes; 1 only of 1 */
+INLINE ptrdiff_t tile_streams(ptrdiff_t left)
+{
+    return left <= TILE_STREAMS ? left : left == TILE_STREAMS + 1 ? left - 2 : TILE_STREAMS;
+}
+
 /* tiles of `width` vectors of rows, as many as fit from row r on; returns the row after them */
 INLINE ptrdiff_t product_tiles(const product_call *call, int half, int width, ptrdiff_t r)
 {
@@ -71,8 +77,7 @@ INLINE ptrdiff_t product_tiles(const product_call *call, int half, int width, pt
     for (; r + width * VL_F32 <= used_rows(call->w); r += width * VL_F32)
         for (ptrdiff_t k = 0; k < cols; k += TILE_INPUTS)
             for (ptrdiff_t s = 0, count; s < call->n; s += count) {
-                const ptrdiff_t left = call->n - s; /* never 1 */
-                count = left <= TILE_STREAMS ? left : left == TILE_STREAMS + 1 ? left - 2 : TILE_STREAMS;
+                count = tile_streams(call->n - s); /* never 1 */
                 if (count == 2) product_tile(call, half, width, 2, r, s, k);
                 else if (count == 3) product_tile(call, half, width, 3, r, s, k);
                 else if (TILE_STREAMS == 4) product_tile(call, half, width, TILE_STREAMS, r, s, k);

@@ -7,46 +7,52 @@
 enum {
     HALF_PANEL = PANEL / 2,
     PANELS_IN_BLOCK = BLOCK / 2,
-    TILE = VECTOR_BYTES == 64 ? 16 : 8, /* sums [rows, cols] in registers at a time */
-    COLS_TOGETHER = 32,                 /* columns whose weights stay in L1 or L2 while ROWS_TOGETHER rows use them */
+    COLS_TOGETHER = 16, /* columns of a block of W, 16 KB that stay in L1 while ROWS_TOGETHER rows use them */
     ROWS_TOGETHER = 32,
+    TRANSPOSED_TILE = TILE_VECTORS * TILE_STREAMS, /* sums in registers */
 };
 
-/* rows of d [packed rows], zero beyond W's, and of dx [cols] */
+/* rows of d [packed rows], zero beyond W's, and their lanes of (1) for COLS_TOGETHER columns */
 typedef struct transposed_rows {
     const float *d;
     ptrdiff_t d_stride;
-    float *dx;
-    ptrdiff_t dx_stride;
-    int onto;
+    float (*lanes)[COLS_TOGETHER][HALF_PANEL];
 } transposed_rows;
 
-/* lanes [count, cols]: the lanes of (1) of `count` rows, for `cols` columns from `column` on */
-INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count, int cols, const transposed_rows *rows,
-                             f32v lanes[TILE][HALF_PANEL / VL_F32])
+/* adds the block of W that begins at panel p to the lanes of `count` rows, for `cols` columns, k and those after it, of
+ * the COLS_TOGETHER from `column` on; count and cols are constants */
+INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column, ptrdiff_t k, int count, int cols,
+                            const transposed_rows *rows)
 {
-    const ptrdiff_t panels = packed_rows(w) / PANEL, panel_floats = w->cols * PANEL;
+    const ptrdiff_t panels = packed_rows(w) / PANEL - p, panel_floats = w->cols * PANEL;
+#pragma GCC unroll 4
     for (int first = 0; first < HALF_PANEL; first += VL_F32) {
-        f32v sum[TILE] = {{0}};
-        for (ptrdiff_t p = 0; p < panels; p += PANELS_IN_BLOCK) {
-            const ptrdiff_t end = panels - p < PANELS_IN_BLOCK ? panels : p + PANELS_IN_BLOCK;
-            f32v block[TILE] = {{0}};
-            for (ptrdiff_t q = p; q < end; ++q)
-                for (int half = 0; half < 2; ++half) {
-                    const float *at =
-                        (const float *)w->panels + q * panel_floats + column * PANEL + half * HALF_PANEL + first;
-                    const float *from = rows->d + q * PANEL + half * HALF_PANEL + first;
-                    f32v weights[8];
-                    EACH(k, cols) weights[k] = keep_f32(load_f32(at + k * PANEL));
-                    EACH(s, count) {
-                        const f32v v = load_f32(from + s * rows->d_stride);
-                        EACH(k, cols) block[s * cols + k] = fma_f32(weights[k], v, block[s * cols + k]);
-                    }
+        const float *at = (const float *)w->panels + p * panel_floats + (column + k) * PANEL + first;
+        const float *from = rows->d + p * PANEL + first;
+        f32v block[TRANSPOSED_TILE] = {{0}};
+        for (ptrdiff_t q = 0; q < PANELS_IN_BLOCK && q < panels; ++q, at += panel_floats, from += PANEL)
+            EACH(half, 2) {
+                f32v d[TILE_STREAMS];
+                EACH(s, count) d[s] = keep_f32(load_f32(from + s * rows->d_stride + half * HALF_PANEL));
+                EACH(c, cols) {
+                    const f32v weights = load_f32(at + c * PANEL + half * HALF_PANEL);
+                    EACH(s, count) block[c * count + s] = fma_f32(weights, d[s], block[c * count + s]);
                 }
-            add_block_f32(count * cols, sum, block);
+            }
+        EACH(i, cols * count) {
+            float *to = rows->lanes[i % count][k + i / count] + first;
+            store_f32(to, (p ? load_f32(to) : splat_f32(0)) + block[i]);
         }
-        EACH(i, count * cols) lanes[i][first / VL_F32] = sum[i];
     }
+}
+
+/* the same for `count` rows and all `cols` <= COLS_TOGETHER columns, `together` at a time */
+INLINE void transposed_columns(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column, ptrdiff_t cols, int count,
+                               int together, const transposed_rows *rows)
+{
+    ptrdiff_t k = 0;
+    for (; k + together <= cols; k += together) transposed_tile(w, p, column, k, count, together, rows);
+    for (; k < cols; ++k) transposed_tile(w, p, column, k, count, 1, rows);
 }
 
 /* Of two vectors of blocks of 2 h lanes: the first half of each block + its second half */
@@ -86,57 +92,45 @@ INLINE f32v trees_f32(f32v v[VL_F32])
 #undef HALVE
 
 /* the trees of VL_F32 sums of HALF_PANEL lanes */
-INLINE f32v trees_of_lanes(f32v lanes[VL_F32][HALF_PANEL / VL_F32])
+INLINE f32v trees_of_lanes(const float (*lanes)[HALF_PANEL])
 {
     f32v v[VL_F32];
     EACH(i, VL_F32) {
+        f32v parts[HALF_PANEL / VL_F32];
+        EACH(j, HALF_PANEL / VL_F32) parts[j] = load_f32(lanes[i] + j * VL_F32);
 #pragma GCC unroll 2
         for (int half = HALF_PANEL / VL_F32 / 2; half; half /= 2)
-            for (int j = 0; j < half; ++j) lanes[i][j] += lanes[i][j + half];
-        v[i] = lanes[i][0];
+            for (int j = 0; j < half; ++j) parts[j] += parts[j + half];
+        v[i] = parts[0];
     }
     return trees_f32(v);
-}
-
-/* (1) of `count` rows for `cols` columns from `column` on */
-INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t column, int count, int cols, const transposed_rows *rows)
-{
-    f32v lanes[TILE][HALF_PANEL / VL_F32];
-    float sums[TILE];
-#pragma GCC unroll 16
-    for (int i = count * cols; i < TILE; ++i)
-        for (int j = 0; j < HALF_PANEL / VL_F32; ++j) lanes[i][j] = splat_f32(0);
-    transposed_lanes(w, column, count, cols, rows, lanes);
-#pragma GCC unroll 2
-    for (int i = 0; i < TILE; i += VL_F32) store_f32(sums + i, trees_of_lanes(lanes + i));
-    EACH(s, count) {
-        float *dx = rows->dx + s * rows->dx_stride + column;
-        for (int k = 0; k < cols; ++k) dx[k] = rows->onto ? sums[s * cols + k] + dx[k] : sums[s * cols + k];
-    }
-}
-
-/* (1) of `count` rows for the columns from `column` to `end`, `cols` at a time */
-INLINE void transposed_columns(const cnorm_matrix *w, ptrdiff_t column, ptrdiff_t end, int count, int cols,
-                               const transposed_rows *rows)
-{
-    for (; column + cols <= end; column += cols) transposed_tile(w, column, count, cols, rows);
-    for (; column < end; ++column) transposed_tile(w, column, count, 1, rows);
 }
 
 /* (1): d [n, packed rows], zero beyond W's -> dx [n, cols] */
 static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d, ptrdiff_t d_stride, float *dx,
                               ptrdiff_t dx_stride, int onto)
 {
+    _Alignas(CNORM_ALIGN) float lanes[ROWS_TOGETHER][COLS_TOGETHER][HALF_PANEL];
+    const ptrdiff_t most = n < ROWS_TOGETHER ? n : ROWS_TOGETHER;
+    memset(lanes, 0, (size_t)most * sizeof lanes[0]);
     for (ptrdiff_t first = 0; first < n; first += ROWS_TOGETHER)
         for (ptrdiff_t k = 0; k < w->cols; k += COLS_TOGETHER) {
-            const ptrdiff_t end = w->cols - k < COLS_TOGETHER ? w->cols : k + COLS_TOGETHER;
-            const ptrdiff_t last = n - first < ROWS_TOGETHER ? n : first + ROWS_TOGETHER;
-            for (ptrdiff_t s = first, count; s < last; s += count) {
-                const transposed_rows rows = {d + s * d_stride, d_stride, dx + s * dx_stride, dx_stride, onto};
-                count = last - s >= 4 ? 4 : last - s >= 2 ? 2 : 1;
-                if (count == 4) transposed_columns(w, k, end, 4, TILE / 4, &rows);
-                else if (count == 2) transposed_columns(w, k, end, 2, TILE / 2, &rows);
-                else transposed_columns(w, k, end, 1, 8, &rows);
-            }
+            const ptrdiff_t cols = w->cols - k < COLS_TOGETHER ? w->cols - k : COLS_TOGETHER;
+            const ptrdiff_t last = n - first < most ? n : first + most;
+            for (ptrdiff_t p = 0; p < packed_rows(w) / PANEL; p += PANELS_IN_BLOCK)
+                for (ptrdiff_t s = first, count; s < last; s += count) {
+                    const transposed_rows rows = {d + s * d_stride, d_stride, lanes + s - first};
+                    count = tile_streams(last - s);
+                    if (count == 1) transposed_columns(w, p, k, cols, 1, 2 * TILE_VECTORS, &rows);
+                    else if (count == 2) transposed_columns(w, p, k, cols, 2, TILE_VECTORS, &rows);
+                    else if (count == 3) transposed_columns(w, p, k, cols, 3, TILE_VECTORS, &rows);
+                    else transposed_columns(w, p, k, cols, TILE_STREAMS, TILE_VECTORS, &rows);
+                }
+            for (ptrdiff_t s = first; s < last; ++s)
+                for (ptrdiff_t c = 0; c < cols; c += VL_F32) {
+                    float *to = dx + s * dx_stride + k + c;
+                    const f32v sums = trees_of_lanes(lanes[s - first] + c);
+                    store_first_f32(to, cols - c, onto ? sums + load_first_f32(to, cols - c) : sums);
+                }
         }
 }
