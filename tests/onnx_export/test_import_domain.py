@@ -24,7 +24,11 @@ def test_frames_that_must_be_positive(frames, first, tmp_path, rng):
         nodes = [node("MatMul", "x M", "bands"), node("Add", "bands eps", "e"), node("Log", "e", "v"), *nodes]
     else:
         nodes = [node(first, "x", "v"), *nodes]
-    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [frames, 1, SIZE]}, {"y": [frames, 1, UNITS]}, tensors))
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [frames, 1, SIZE]}, {"y": [frames, 1, UNITS]}, tensors)
+    found = imported(path)
+    with pytest.warns(UserWarning, match=path.name) as said:
+        onnx_export.load(path)
+    assert any("elements 0 to 3 of x must be positive" in str(each.message) for each in said)
     assert found.report.positive == tuple(range(SIZE))
     assert "elements 0 to 3 of x must be positive, as Log or Sqrt has no value for others" in found.notes
 
