@@ -193,12 +193,19 @@ static ptrdiff_t scan_together(const cnorm_scan_pair *pair, ptrdiff_t room, floa
     return done;
 }
 
+#ifdef EMULATED_FMA
+enum { SCANS_IN_LANES = 0 }; /* processors so old get the smaller kernels: 37 kB of text */
+#else
+enum { SCANS_IN_LANES = 1 };
+#endif
+
 /* done[s]: the positions of cell s that are done; its state follows where these are not all */
 static void cell_scan(const cnorm_scan_pair *pair, float *scratch, ptrdiff_t done[2])
 {
     const cnorm_cell *a = pair->cell[0], *b = pair->cell[pair->cells - 1];
     const ptrdiff_t units = larger_units(a, b), room = units <= 4 ? 4 : units <= 8 ? 8 : SCAN_UNITS;
     done[0] = done[1] = 0;
+    if (!SCANS_IN_LANES) return;
     if (room * pair->cells <= SCAN_HALVES * VL_F64) done[0] = done[1] = scan_together(pair, room, scratch);
     else if (room <= SCAN_HALVES * VL_F64)
         for (int s = 0; s < pair->cells; ++s) {

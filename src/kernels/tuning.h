@@ -36,7 +36,7 @@ enum { REGISTERS = 32, TILE_VECTORS = 4, TILE_STREAMS = 4 };
 #elif VECTOR_BYTES == 32
 enum { REGISTERS = 16, TILE_VECTORS = 4, TILE_STREAMS = 3 };
 #else
-enum { REGISTERS = 16, TILE_VECTORS = 2, TILE_STREAMS = 4 };
+enum { REGISTERS = 16, TILE_VECTORS = 1, TILE_STREAMS = 4 };
 #endif
 enum { TILE_INPUTS = 16384 / (TILE_VECTORS * VECTOR_BYTES) }; /* weights of half an L1 */
 

@@ -34,6 +34,7 @@ INLINE f32v fma_f32(f32v a, f32v b, f32v c)
     return v;
 }
 #else
+#define EMULATED_FMA
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); }
 #endif
 INLINE f32v smaller_f32(f32v a, f32v b) { return select_f32((i32v)(a < b), a, b); }

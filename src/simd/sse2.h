@@ -34,6 +34,7 @@ INLINE int any_i32(i32v mask) { return _mm_movemask_ps((__m128)mask) != 0; }
 
 INLINE f32v sqrt_f32(f32v v) { return (f32v)_mm_sqrt_ps((__m128)v); }
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm_sqrt_pd((__m128d)v); }
+#define EMULATED_FMA
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__m128)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
