@@ -1,6 +1,6 @@
 """The table of norms and near misses: a numerator divided by a statistic over the normalised axes.
 
-A new near miss is one row here and one specimen in the tests.
+A new near miss that no pattern of validation/ meets is one row here and one specimen in the tests.
 """
 
 from __future__ import annotations
