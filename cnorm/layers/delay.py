@@ -10,7 +10,7 @@ from cnorm.layers.base import Layer, at_least, with_name
 
 
 class Delay(Layer):
-    """y = the frames of several steps, one behind another: x[t - (frames - 1) dilation], ..., x[t - dilation], x[t].
+    """y = the frames of several steps, concatenated: x[t - (frames - 1) dilation], ..., x[t - dilation], x[t].
 
     Its state, f0, f1, ..., is the last (frames - 1) dilation frames, the oldest first; zeros at the start. With frames
     of [channels, positions] y is [frames * channels, positions]. So it and a `Conv1d` are a two-dimensional convolution

@@ -135,7 +135,7 @@ class Joined:
         self.add(kind(self._named[second]))
 
     def concat(self) -> None:
-        """The steps that it reads, one behind another."""
+        """The steps that it reads, in order."""
         self._flush()
         self._named.setdefault(self._at, self._name())
         names = [self._named[place] for place in self._steps[self._now].reads]

@@ -83,7 +83,7 @@ def _copied(trace, node, value, before: Elements | None) -> Elements:
 
 
 def _stacked(trace, node, values):
-    """What each step gives, one behind another."""
+    """What each step gives, in order."""
     if not any(map(is_elements, values)):
         return np.stack(values)
     return Elements(np.stack([trace.lift(value, node.op_type).numbers for value in values]))

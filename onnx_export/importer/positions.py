@@ -66,7 +66,7 @@ class Orders:
     scan_of : dict of int to Scan
         By the first number of a block.
     concatenated : set of bytes
-        Elements that are those of several layers one behind another.
+        Elements that are those of several layers, concatenated.
     parts : dict of bytes to list of ndarray
         What the graph joins some elements of.
     """
@@ -149,7 +149,7 @@ class Orders:
         return min(found, key=lambda each: each[:2])[2] if found else None
 
     def join(self, numbers: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
-        """Note what some elements are joined of; these parts one behind another."""
+        """Note what some elements are joined of: these parts, concatenated."""
         together = np.concatenate(parts)
         self.concatenated.add(together.tobytes())
         for each in (numbers, together):

@@ -1,4 +1,4 @@
-/* CNORM_LAYER_DELAY: y = the frames of several steps, one behind another. */
+/* CNORM_LAYER_DELAY: y = the frames of several steps, concatenated from the oldest on. */
 #include <string.h>
 
 #include "history.h"
