@@ -94,7 +94,7 @@ def load(
     UserWarning
         If a call of the file is one step and keeps no state, which the model's stream carries; or a window of a fixed
         number of frames, after which a stream has to be reset: `model.window` is this number; or the names of states
-        pair them otherwise than the graph does; or elements of a frame must be positive.
+        pair them otherwise than the graph does; or there are frames without y.
 
     Raises
     ------
@@ -112,10 +112,8 @@ def load(
     found = imported(path, **given, check=check, **limits)
     if not isinstance(found, Imported):
         return found
-    notes = found.notes
-    if found.time_axis is not None and not (found.window or found.states):  # a stream goes on as the file would
-        notes = notes[-1:] if found.report and found.report.positive else ()  # the last says which frames have no y
-    for note in notes:
+    alike = found.time_axis is not None and not (found.window or found.states)  # a stream goes on as the file would
+    for note in found.domain if alike else found.notes:
         warnings.warn(f"{path}: {note}", stacklevel=2)
     return found.model
 

@@ -22,6 +22,7 @@ __all__ = ["Domain", "HardCall", "hard_calls", "recordings", "weights_varied", "
 
 NEGATIVE = -30.0  # beside numbers from 1 to 2 negative enough to show, and no overflow of exp
 LEAST = 2.0**-24  # of what must be positive
+FAR = 200.0  # where float32's exp, sigmoid, tanh and softmax have underflowed
 PARTIAL = {"log", "sqrt"}  # functions without a value for some numbers
 
 
@@ -36,10 +37,12 @@ class Domain:
     ----------
     positive : tuple of int
         Elements of a frame whose negative values give no numbers.
+    bounded : bool
+        Whether frames of this domain give no numbers at FAR, where a function before a log underflows.
     """
 
     def __init__(self, model) -> None:
-        self._model, self.positive = model, ()
+        self._model, self.positive, self.bounded = model, (), False
         functions = {getattr(leaf, "function", "") for layer in model.layers for _, leaf in layer.leaves("")}
         if not functions & PARTIAL:
             return
@@ -51,6 +54,7 @@ class Domain:
         )
         if not all(self._has_numbers(self(x)) for x in np.random.default_rng(0).standard_normal((8, size))):
             self.positive = tuple(tried)  # only several together are too small
+        self.bounded = not all(self._has_numbers(self(np.full(size, far))) for far in (FAR, -FAR))
 
     def __call__(self, x: np.ndarray, least: float = LEAST) -> np.ndarray:
         """A copy of random frames [..., inputs], within the domain."""

@@ -57,6 +57,8 @@ class Imported:
         What a stream does otherwise than calls of the file.
     window : int or None
         Frames of each call, if the file takes a fixed number of them from its initial state.
+    domain : tuple of str
+        Those of the notes that say for which frames there is no y.
     file : FileRun or None
         The file itself, to run beside the model; None where it was read in another process.
     """
@@ -69,6 +71,7 @@ class Imported:
     report: ParityReport | None
     notes: tuple[str, ...] = ()
     window: int | None = None
+    domain: tuple[str, ...] = ()
     file: FileRun | None = None
 
 
@@ -103,9 +106,10 @@ def import_model(
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*rounding, *_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
-    notes += _domain(model)
+    notes += (domain := _domain(model))
     window = file.steps if found.time_axis is not None and not found.states else None
-    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, report, notes, window, file)
+    read = found.frames, found.outputs, found.states, found.time_axis
+    return Imported(model, *read, report, notes, window, domain, file)
 
 
 def _layers(onnx_model: onnx.ModelProto, given) -> tuple[Plan, Model]:
@@ -188,14 +192,18 @@ def _refuse_rounded(onnx_model: onnx.ModelProto) -> None:
 
 def _domain(model: Model) -> tuple[str, ...]:
     """What frames the model has no outputs for."""
-    from onnx_export.parity_recordings import Domain
+    from onnx_export.parity_recordings import FAR, Domain
 
-    at = Domain(model).positive
+    domain = Domain(model)
+    at = domain.positive
     ends = [i for i in at if i - 1 not in at], [i for i in at if i + 1 not in at]
-    spans = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(*ends, strict=True)]
-    if not spans:
-        return ()
-    return (f"elements {clip(', '.join(spans), 200)} of x must be positive, as Log or Sqrt has no value for others",)
+    spans = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(*ends, strict=True))
+    notes = []
+    if spans:
+        notes.append(f"elements {clip(spans, 200)} of x must be positive, as Log or Sqrt has no value for others")
+    if domain.bounded:
+        notes.append(f"elements of {FAR:g} or -{FAR:g} give infinities or NaN: what a Log reads has underflowed there")
+    return tuple(notes)
 
 
 def _crossed(found, given) -> tuple[str, ...]:

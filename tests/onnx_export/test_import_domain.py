@@ -33,6 +33,17 @@ def test_frames_that_must_be_positive(frames, first, tmp_path, rng):
     assert "elements 0 to 3 of x must be positive, as Log or Sqrt has no value for others" in found.notes
 
 
+@pytest.mark.parametrize("first", ["Softplus", "Relu"])
+@pytest.mark.parametrize("frames", [1, "T"])
+def test_frames_for_which_what_a_log_reads_underflows(frames, first, tmp_path, rng):
+    """softplus(-200) is 0 in float32."""
+    nodes = [node(first, "x", "s"), node("Add", "s b", "p"), node("Log", "p", "l"), node("MatMul", "l M", "y")]
+    tensors = {"b": np.float32(first == "Relu"), "M": normal(rng, SIZE, 3)}
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [frames, SIZE]}, {"y": [frames, 3]}, tensors))
+    assert any("has underflowed there" in note for note in found.domain) == (first == "Softplus")
+    assert found.report.positive == ()
+
+
 def test_only_what_must_be_positive_is(tmp_path, rng):
     """The proof tries negative numbers wherever they have a value."""
     parts = [node("Split", "x sizes", "a b c", axis=1), node("Log", "b", "l"), node("Relu", "c", "r")]
