@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,7 @@ def import_model(
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    notes = (*rounding, *_notes(model, found, file), *_crossed(found, given["states"]), *_left_out(onnx_model, found))
+    notes = (*rounding, *_notes(model, found, file), *_crossed(found, given), *_left_out(onnx_model, found))
     notes += (domain := _domain(model))
     window = file.steps if found.time_axis is not None and not found.states else None
     read = found.frames, found.outputs, found.states, found.time_axis
@@ -207,16 +208,22 @@ def _domain(model: Model) -> tuple[str, ...]:
 
 
 def _crossed(found, given) -> tuple[str, ...]:
-    """States that are paired by structure against what their names say."""
+    """States, and frames beside states, that structure tells apart against what their names say."""
     from onnx_export.importer.pairings import alike
 
     sizes = {name: value.numbers.size for name, value in found.trace.values.items() if name in found.states.values()}
     for name, result in found.states.items():
         others = [other for other in sizes if sizes[other] == sizes[result]]
         liked = max(others, key=lambda other: (alike(name, other), other == result))
-        if liked != result and name not in given and alike(name, liked) >= LIKE:
+        if liked != result and name not in given["states"] and alike(name, liked) >= LIKE:
             text = f"the state {name!r} is given back by {result!r}, by what the graph computes, and not by {liked!r}"
             return (f"{text}: states={{{name!r}: {result!r}}} confirms it",)
+    least = min((alike(*pair) for pair in found.states.items()), default=1.0)
+    for name, result in () if given["frames"] or given["states"] else product(found.frames, found.outputs):
+        size, of_result = (found.trace.values[each].numbers.size for each in (name, result))
+        if size == of_result and alike(name, result) >= LIKE and alike(name, result) > least:
+            text = f"{name!r} is read as x and {result!r} as y, by what the graph computes, but they look like a state"
+            return (f"{text}: frames=[{name!r}] confirms it",)
     return ()
 
 

@@ -280,6 +280,18 @@ def test_states_whose_names_are_crossed_are_told(tmp_path, rng):
     assert any("'s0' is given back by 's1_out'" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("given", [{}, {"frames": ["s0"]}])
+def test_a_frame_that_looks_like_a_state_is_told(given, tmp_path, rng):
+    """y = x + s0[5] / 2, s0 the y of six calls: as a recurrence over x it has layers, as a comb filter none."""
+    nodes = [node("Slice", "s0 five six a0", "old"), node("Mul", "old half", "late"), node("Add", "x late", "y"),
+             node("Slice", "s0 a0 five a0", "kept"), node("Concat", "y kept", "s0_out", axis=0)]  # fmt: skip
+    inputs, outputs = {"x": [1, INPUTS], "s0": [6, INPUTS]}, {"y": [1, INPUTS], "s0_out": [6, INPUTS]}
+    tensors = {"a0": np.array([0]), "five": np.array([5]), "six": np.array([6]), "half": np.float32(0.5)}
+    found = imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, tensors), **given)
+    assert found.frames == ("s0",)
+    assert any("'s0' is read as x and 's0_out' as y" in note for note in found.notes) == (not given)
+
+
 def test_no_output_is_lost(tmp_path, rng):
     product = node("MatMul", "hs P", "y")
     nodes = [*gru(y="hs"), product]
