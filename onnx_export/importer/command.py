@@ -19,6 +19,8 @@ from onnx_export.loader import received
 
 __all__ = ["as_options", "import_file"]
 
+_FRAMES = 200
+
 # The options of the command by the argument of `onnx_export.load` that each gives, and what it takes.
 OPTIONS = {
     "inputs": ("--input", "NAME=VALUE"),
@@ -64,6 +66,8 @@ def import_file(
     found = result.found
     _show(console, found, table)
     model = found.model.with_weights(weights, smallest=smallest) if weights else found.model
+    if weights:
+        _show_rounding(console, found.model, model)
     same = npz is None or _compare(console, result, model, npz)
     _show_times(console, result, model)
     if out.lower().endswith(".cnorm"):
@@ -96,11 +100,24 @@ def _show(console, found: Imported, table: bool) -> None:
         text = f"steps are axis {found.time_axis} of {x}; the stream carries the states from step to step"
         console.print(text, markup=False, soft_wrap=True)
     for note in found.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {as_options(note)}", markup=False, soft_wrap=True)
     for index, layer in enumerate(found.model.layers):
         console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False, soft_wrap=True)
     if found.report is not None:
         console.print(found.report.table() if table else str(found.report), markup=False, soft_wrap=True)
+
+
+def _show_rounding(console, proven, model) -> None:
+    """What the rounded weights cost over _FRAMES random frames: the proof is of those of the file."""
+    from onnx_export.parity_recordings import Domain
+
+    x = Domain(proven)(np.random.default_rng(0).standard_normal((_FRAMES, proven.input_size), np.float32))
+    y = proven.run(x)
+    error, size = float(np.abs(model.run(x) - y).max()), float(np.abs(y).max())
+    text = (
+        f"with {model.weights} weights: off by at most {error:.2g} in {_FRAMES} random frames, outputs up to {size:.2g}"
+    )
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _compare(console, result: Received, model, npz: str) -> bool:
