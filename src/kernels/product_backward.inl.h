@@ -112,7 +112,7 @@ static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d
 {
     _Alignas(CNORM_ALIGN) float lanes[ROWS_TOGETHER][COLS_TOGETHER][HALF_PANEL];
     const ptrdiff_t most = n < ROWS_TOGETHER ? n : ROWS_TOGETHER;
-    memset(lanes, 0, (size_t)most * sizeof lanes[0]);
+    memset(lanes, 0, (size_t)most * sizeof lanes[0]); /* the trees read columns beyond W's, too */
     for (ptrdiff_t first = 0; first < n; first += ROWS_TOGETHER)
         for (ptrdiff_t k = 0; k < w->cols; k += COLS_TOGETHER) {
             const ptrdiff_t cols = w->cols - k < COLS_TOGETHER ? w->cols - k : COLS_TOGETHER;
