@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
@@ -242,7 +243,7 @@ class _Sequence(Module):
     def forward(self, input: Tensor | PackedSequence, hx=None):
         x, state = input, hx
         if isinstance(x, PackedSequence):
-            return self._forward_packed(x, state)
+            return (self._untraced_packed if is_compiling() else self._forward_packed)(x, state)
         frames, single = self._frames(x), isinstance(x, Tensor) and x.ndim == 2
         y, last = self._run(frames, self._checked(state, frames.shape[1], single), None)
         if single:
@@ -264,8 +265,14 @@ class _Sequence(Module):
         y = PackedSequence(y, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
         return y, tuple(last) if self.kind == "LSTM" else last[0]
 
+    # Each batch has other lengths, so a graph of its calls would be compiled again for each: minutes for 19 steps.
+    _untraced_packed = torch._disable_dynamo(_forward_packed)
+
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_layers={self.num_layers}"
+        given = {name: getattr(self, name) for name in ("batch_first", "dropout", "bidirectional")}
+        given |= {"bias": False} if self.bias is False else {}
+        others = "".join(f", {name}={value}" for name, value in given.items() if value or name == "bias")
+        return f"{super().extra_repr()}, num_layers={self.num_layers}{others}"
 
 
 class LSTM(_Sequence):

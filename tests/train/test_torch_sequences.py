@@ -54,6 +54,30 @@ def test_packed_sequences_match_torch(kind, options):
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
 
 
+def test_compiled_models_run_packed_sequences_without_a_graph_of_them():
+    """Lengths differ from batch to batch: a graph of the calls would be compiled anew for each, which takes minutes."""
+    torch.manual_seed(0)
+    module, graphs = ct.LSTM(4, 6, 2, preset="ba2016", bidirectional=True), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda given: module(given)[0].data.square(), backend=backend)
+    for lengths in (LENGTHS, [9, 3, 4, 7, 1]):
+        given = pack_padded_sequence(torch.randn(9, 5, 4), lengths, enforce_sorted=False)
+        with torch.no_grad():  # PyTorch 2.13 warns of its own reading of a gradient
+            assert torch.equal(compiled(given), module(given)[0].data.square())
+    assert not any("cnorm" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def test_repr_says_what_is_not_the_default():
+    assert repr(ct.GRU(4, 6, preset="torch")) == repr(ct.GRU(4, 6, preset="torch", bias=True))
+    text = repr(ct.LSTM(4, 6, 2, False, True, 0.5, True, preset="torch"))
+    for given in ("num_layers=2", "bias=False", "batch_first=True", "dropout=0.5", "bidirectional=True"):
+        assert given in text
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_each_row_of_a_packed_sequence_has_the_bits_of_its_own_run(kind):
     module = SEQUENCES[kind](4, 6, preset="ba2016")
