@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -134,6 +135,23 @@ def test_connections_with_tls_leave_no_memory_behind(tmp_path):
             if worker.listener.accepted == 3 * TLS_GARBAGE:
                 left = sum(isinstance(one, asyncio.sslproto.SSLProtocol) for one in gc.get_objects())
         assert left < TLS_GARBAGE
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])
+def test_a_client_that_vanishes_is_one_line_of_the_log(secure, tmp_path, caplog):
+    options, context = certificate(tmp_path) if secure else ({}, None)
+    caplog.set_level(logging.INFO)
+    with servers.worker(**options) as worker:
+        with connect(worker.url, ssl=context) as client:
+            client.send('{"type": "hello", "protocol": 1}')
+            assert "welcome" in client.recv()
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets
+            client.socket.close()
+        end = time.monotonic() + 20
+        while " closed at frame 0 " not in caplog.text and time.monotonic() < end:
+            time.sleep(0.05)
+    assert " closed at frame 0 " in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])

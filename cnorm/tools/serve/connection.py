@@ -78,7 +78,8 @@ class Connection(ServerConnection, asyncio.BufferedProtocol):
     # received bytes
 
     def connection_made(self, transport) -> None:
-        sock = transport.get_extra_info("socket")
+        # kept, because a TLS transport forgets it when the client is gone
+        sock = self.sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WRITE_LIMIT)  # else a slow reader could take megabytes
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)

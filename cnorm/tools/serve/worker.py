@@ -94,7 +94,7 @@ class Worker:
         before = self.owners.pop(name, None)
         self.owners[name] = connection
         connection.session, connection.frames = name, frames
-        self.listener.admit(connection.transport.get_extra_info("socket"))
+        self.listener.admit(connection.sock)
         how = "opened" if sealed is None else "continued"
         LOG.info("session %s %s at frame %d by %s", name, how, frames, connection.peer)
         if before is not None:
@@ -130,7 +130,7 @@ class Worker:
             del self.owners[connection.session]
             with contextlib.suppress(LookupError):
                 self.sessions.export(connection.session)
-        self.listener.estrange(connection.transport.get_extra_info("socket"))
+        self.listener.estrange(connection.sock)
         seconds = time.monotonic() - connection.opened
         why = f"{code}: {text}" if text else code
         LOG.info("session %s closed at frame %d after %.1f s: %s", connection.session, connection.frames, seconds, why)
