@@ -23,6 +23,7 @@ from onnx_export.importer.selecting import box
 __all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]
 
 FRAME = -1  # the place of the frame among the steps
+MAX_SHIFT = 4.0  # of a scaled element, by a constant that a product may take over: its rounding grows by as much
 MAX_SELECTED = 1 << 16  # weights of a product that only selects, scales and shifts elements
 
 Link = Callable[["Joined"], None]
@@ -217,6 +218,7 @@ class Joined:
         kind, weights, preset = made
         if self._weight is not None or self._eps is not None:
             self._flush()
+        self._shift_first()
         if self._index is not None and "W" not in weights and self._offset.any():
             self._flush()  # a cell that is written out has no bias of x alone, which its norms may cover
         if self._index is not None:
@@ -235,6 +237,7 @@ class Joined:
         """A product behind elements that are selected, scaled and shifted, as one of all elements before."""
         if self._weight is not None or self._eps is not None:
             self._flush()
+        self._shift_first()
         if self._index is None:
             return np.asarray(weight, np.float64), np.asarray(bias, np.float64)
         wide = np.zeros((len(weight), self.size))
@@ -242,6 +245,19 @@ class Joined:
         bias = bias + weight @ self._offset
         self._forget()
         return wide, bias
+
+    def _shift_first(self) -> None:
+        """A layer for large shifts, before any scale: x - mean is exact near the mean, x / std - mean / std is not."""
+        if self._index is None:
+            return
+        factor, offset = self._factor, self._offset
+        far = (np.abs(offset) > MAX_SHIFT) & (factor != 0)
+        if far.any():
+            before = np.divide(offset, factor, out=np.zeros_like(offset), where=far)
+            self._select(self._index, np.ones(len(offset), np.float32), before.astype(np.float32))
+            self._forget()
+            self._start()
+            self._factor, self._offset = factor, np.where(far, 0.0, offset)
 
     def _start(self) -> None:
         if self._factor is None:
@@ -254,6 +270,7 @@ class Joined:
 
     def _flush(self) -> None:
         """Make a layer of what is not yet one."""
+        self._shift_first()
         if self._factor is None:
             return
         with np.errstate(over="ignore", under="ignore"):

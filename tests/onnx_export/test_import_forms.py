@@ -6,8 +6,10 @@ import onnxruntime
 import pytest
 from graphs import imported, node, normal, saved
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 import onnx_export
+from onnx_export.float64 import widen
 
 SIZE, UNITS, TOKENS = 4, 6, 9
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -173,3 +175,32 @@ def test_the_state_c_alone_is_refused_by_the_name_of_its_node(tmp_path, rng):
     path = saved(tmp_path / "c.onnx", [cell], {"x": [1, 1, SIZE]}, {"c": [1, 1, UNITS]}, cell_weights(rng, "LSTM"))
     with pytest.raises(ValueError, match="LSTM 'c': its c is read without its h"):
         onnx_export.load(path)
+
+
+@pytest.mark.parametrize("head", ["LSTM", "MatMul", "Tanh"])
+@pytest.mark.parametrize("form", ["sub, div", "sub", "batch norm"])
+def test_a_mean_far_from_zero_is_subtracted_before_anything_is_scaled(form, head, tmp_path, rng):
+    """Positions in metres, pressure, time: W (x - mean) / std as one product would cancel, 0.01 off outputs of 0.3."""
+    mean = np.array([[4.2e6, -1013.0, 1e5, 0.3]], np.float32)
+    std = np.array([[1.0 if form == "sub" else 50.0, 0.5, 1.0, 2.0]], np.float32)
+    tensors = {"mean": mean, "std": std, "two": np.array([1]), "M": normal(rng, SIZE, UNITS)}
+    tensors |= cell_weights(rng, "LSTM")
+    nodes = [node("Sub", "x mean", "d"), *([node("Div", "d std", "z")] if form == "sub, div" else [])]
+    z = "d" if form == "sub" else "z"
+    if form == "batch norm":
+        tensors |= {"g": np.ones(SIZE), "b": np.zeros(SIZE), "m": mean[0], "v": std[0] ** 2}
+        tensors |= {name: tensors[name].astype(np.float32) for name in "gbmv"}
+        nodes = [node("BatchNormalization", "x g b m v", "z", epsilon=0.0)]
+    if head == "LSTM":
+        nodes += [node("Unsqueeze", f"{z} two", "u"), node("LSTM", "u W R B", "Y", hidden_size=UNITS)]
+        nodes += [node("Squeeze", "Y two", "y3"), node("Squeeze", "y3 two", "y")]
+    else:
+        nodes += [node("MatMul", f"{z} M", "y") if head == "MatMul" else node("Tanh", z, "y")]
+    ends = {"x": ["T", SIZE]}, {"y": ["T", SIZE if head == "Tanh" else UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, tensors)
+    found = imported(path)
+    x = (mean + std * rng.standard_normal((200, SIZE))).astype(np.float32)
+    exact = ReferenceEvaluator(widen(onnx.load(path))).run(None, {"x": x.astype(np.float64)})[0]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    theirs, ours = (np.abs(y - exact).max() for y in (session.run(None, {"x": x})[0], found.model.run(x)))
+    assert ours <= 1.5 * theirs + 2**-22 * np.abs(exact).max()
