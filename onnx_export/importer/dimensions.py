@@ -45,7 +45,7 @@ def frames_of(model, varying, constants, dims) -> dict:
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
     try:
-        trace = Trace(model, shapes, constants, rows=True)
+        trace = Trace(model, shapes, constants, {})
     except Cannot as error:
         raise NotImported(str(error)) from None
     limits = thresholds(model, trace)
@@ -136,7 +136,7 @@ def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
     for length in lengths:
         several = {name: _with(shape, axes.get(name), length) for name, shape in shapes.items()}
         try:
-            found = Reach(Trace(model, several, constants, rows=True), axes, length)
+            found = Reach(Trace(model, several, constants, axes), axes, length)
         except Cannot:
             continue
         if not found.trace.faults:
