@@ -129,3 +129,76 @@ def test_what_mixes_frames_is_refused(case, dynamo, torch, tmp_path):
     path = exported(torch, tmp_path / "m.onnx", of(torch, MIXING[case], **layers), dynamo)
     with pytest.raises(ValueError, match=r"depends on several frames|computed from another frame|not every frame"):
         imported(path)
+
+
+# ---------------------------------------------------------------------------------------------- delays
+
+
+def before(x, by=1):
+    """x [1, T, n] of some frames before, zeros at first."""
+    from torch.nn.functional import pad
+
+    return pad(x, (0, 0, by, 0))[:, :-by]
+
+
+DELAYED = {
+    "a sum": lambda m, x: m.l(x + before(x)),
+    "a product": lambda m, x: m.l(x * before(x, 3)),
+    "zeros by Concat": lambda m, x: m.l(x + m.cat([m.zeros(x[:, :1]), x[:, :-1]], 1)),
+    "a difference beside it": lambda m, x: m.l(x) * m.l(x - before(x)),
+    "a sum of linear layers with a bias": lambda m, x: (m.l(x) + before(m.l(x))).relu(),
+    "a sigmoid of zeros": lambda m, x: m.l(x * before(x).sigmoid()),
+    "several": lambda m, x: m.l(x + before(x) + before(x, 2) * before(x, 3)),
+    "a delay of a delay": lambda m, x: m.l(before((x + before(x)).tanh(), 2) + x),
+    "before a GRU": lambda m, x: m.r(x + 0.5 * before(x))[0],
+    "behind a GRU": lambda m, x: (lambda h: h - before(h))(m.r(x)[0]),
+    "a mix for each of two branches": lambda m, x: (
+        m.l(0.6 * x + 0.4 * before(x)).sigmoid() * m.l(0.3 * x + 0.7 * before(x)).relu()
+    ),
+}
+
+
+def layers_of(torch, forward):
+    units = 5
+    cell = torch.nn.GRU(CHANNELS, units, batch_first=True)
+    module = of(torch, forward, l=torch.nn.Linear(CHANNELS, units), r=cell)
+    module.cat, module.zeros = torch.cat, torch.zeros_like
+    return module
+
+
+@pytest.mark.parametrize("case", DELAYED)
+def test_frames_before_are_a_delay(case, torch, tmp_path, rng):
+    dynamo = case in ("a sum", "before a GRU", "several")
+    module = layers_of(torch, DELAYED[case])
+    found = imported(exported(torch, tmp_path / "m.onnx", module, dynamo, (1, LENGTH, CHANNELS), 1))
+    assert "Delay" in kinds(found)
+    assert found.time_axis == 1
+    assert same(found, rng)
+
+
+LIKE_DELAYS = {
+    "the frame behind": lambda m, x: m.l(x + m.pad(x, (0, 0, 0, 1))[:, 1:]),
+    "ones in front": lambda m, x: m.l(x + m.pad(x, (0, 0, 1, 0), value=1.0)[:, :-1]),
+    "the first frame in front": lambda m, x: m.l(x + m.cat([x[:, :1], x[:, :-1]], 1)),
+    "the last frame in front": lambda m, x: m.l(x + m.cat([x[:, -1:], x[:, :-1]], 1)),
+    "a flip": lambda m, x: m.l(x + x.flip(1)),
+    "the first frame": lambda m, x: m.l(x + before(x) + x[:, :1]),
+    "the last frame": lambda m, x: m.l(x + before(x) * x[:, -1:]),
+    "the mean": lambda m, x: m.l(x + before(x) - x.mean(1, keepdim=True)),
+    "a softmax over the frames": lambda m, x: m.l((x + before(x)).softmax(1)),
+    "a first frame of its own": lambda m, x: m.l(m.cat([2 * x[:, :1], x[:, 1:]], 1) + before(x)),
+    "a delay that is doubled at first": lambda m, x: m.l(x + m.cat([before(x)[:, :2], 2 * before(x)[:, 2:]], 1)),
+    "fewer frames": lambda m, x: m.l(x[:, 1:] + x[:, :-1]),
+    "a GRU of the frame behind": lambda m, x: m.r(x + m.pad(x, (0, 0, 0, 1))[:, 1:])[0],
+    "a delay behind the trace": lambda m, x: m.l(x + before(x) + m.pad(x, (0, 0, 100, 0))[:, :-100]),
+    "as many frames as there are": lambda m, x: m.l(x + before(x)) / x.shape[1],
+}
+
+
+@pytest.mark.parametrize("case", LIKE_DELAYS)
+def test_what_is_like_a_delay_is_refused(case, torch, tmp_path):
+    module = layers_of(torch, LIKE_DELAYS[case])
+    module.pad = torch.nn.functional.pad
+    path = exported(torch, tmp_path / "m.onnx", module, False, (1, LENGTH, CHANNELS), 1)
+    with pytest.raises(ValueError, match=r"several frames|another frame|number of the frames|in one call the layers"):
+        imported(path)
