@@ -20,7 +20,7 @@ from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
 from onnx_export.importer.linear_cells import linear_recurrence
 from onnx_export.importer.norms import written_norm
 from onnx_export.importer.operators_of_cells import Scan
-from onnx_export.importer.positions import Orders, linear, scans_of
+from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -172,6 +172,8 @@ class Chain:
             return self._picked(numbers, whole)
         if found := self._delayed(numbers) or self._cell(numbers, owners) or self._at_positions(numbers):
             return found
+        if apart := rows_apart(self.trace, numbers):
+            return self._apart(numbers, *apart)
         block = self._block(numbers)
         if found := in_frame(self._block, self._lags, block, self._zeros):
             return self._of_frame(*found)
@@ -214,7 +216,16 @@ class Chain:
             raise Cannot("an output is constant")
         if set(numbers.tolist()) <= set(self.frame.tolist()):
             return self._picked(numbers, self.frame)
-        parts = self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        return self._of_parts(
+            numbers, self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        )
+
+    def _apart(self, numbers: np.ndarray, row: np.ndarray, rows: np.ndarray) -> tuple[Link, list[np.ndarray]]:
+        """Elements of several rows, which read parts of the same."""
+        self._shared |= {each.tobytes(): rows.ravel() for each in rows}
+        return self._of_parts(numbers, [numbers[row == one] for one in dict.fromkeys(row.tolist())])
+
+    def _of_parts(self, numbers: np.ndarray, parts: list[np.ndarray]) -> tuple[Link, list[np.ndarray]]:
         together = self._orders.join(numbers, parts)
         if np.array_equal(together, numbers):
             return (lambda to: to.concat()), parts
@@ -299,11 +310,8 @@ class Chain:
         return (lambda to: to.joined(kind)), [a, b]
 
     def _largest(self, block: Block) -> tuple[Link, list[np.ndarray]]:
-        rows = block.operands[0]
-        if len(rows) != 1:
-            raise Cannot(f"{block.node}: it takes the largest of {len(rows)} parts of the frame", behind=rows.ravel())
-        size = rows.shape[1]
-        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=1, positions=size))), [rows[0]]
+        rows, size = block.operands[0].ravel(), block.operands[0].shape[1]
+        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=len(rows) // size, positions=size))), [rows]
 
     def _norm(self, node: str, rows: np.ndarray, eps: float) -> tuple[Link, list[np.ndarray]]:
         if len(rows) != 1:

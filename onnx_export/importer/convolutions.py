@@ -133,9 +133,9 @@ def in_frame(block_of: Callable, lags: Lags, block: Block | None, zero: Callable
 
 
 def _rows_of_steps(lags: Lags, x: np.ndarray) -> bool:
-    """Whether each row of several positions is of one step."""
-    steps = np.array([found[1] if found else 0 for found in lags.of(x.ravel())]).reshape(x.shape)
-    return lags.cached and x.shape[1] > 1 and bool((steps == steps[:, :1]).all())
+    """Whether each row of several positions is of one step, but for what is of none, as zeros around it."""
+    steps = np.array([found[1] if found else -1 for found in lags.of(x.ravel())]).reshape(x.shape)
+    return x.shape[1] > 1 and bool(((steps == steps.max(axis=1, keepdims=True)) | (steps < 0)).all())
 
 
 def _layer(weight: np.ndarray, bias, x: np.ndarray, options: dict, zeros: np.ndarray):

@@ -123,9 +123,15 @@ class Reach:
         """How many frames all convolutions over frames reach back together."""
         total = 0
         for block in self.trace.blocks:
-            if block.op == "conv" and (np.ptp(self.last[block.constants["x"]], axis=1) > 0).any():
+            if block.op == "conv" and self._is_over_frames(block.constants["x"]):
                 total += (block.constants["weight"].shape[2] - 1) * block.constants["options"]["dilation"]
         return total
+
+    def _is_over_frames(self, rows: np.ndarray) -> bool:
+        """Whether one of some rows has elements of several frames; zeros around them are of none."""
+        last = self.last[rows]
+        first = np.where(last < 0, self.length, last).min(axis=1)
+        return bool((first < last.max(axis=1)).any())
 
     def reads(self, outputs: Mapping[str, object]) -> int:
         """How many frames before its own an element of an output reads at most."""

@@ -8,8 +8,8 @@ from onnx_export.importer.blocks import is_elements, product, shift
 from onnx_export.importer.elements import Cannot, Elements
 
 __all__ = [
-    "arranged", "convolution", "filtered", "frames_apart", "joined", "longest", "reaching", "rows_at", "spread",
-    "with_rows",
+    "arranged", "convolution", "filtered", "frames_apart", "joined", "longest", "places_of", "reaching", "rows_at",
+    "spread", "with_rows",
 ]  # fmt: skip
 
 MAX_WINDOWS = 1 << 22  # elements
@@ -39,7 +39,7 @@ def _along_one_axis(trace, node, attributes, numbers, weight) -> tuple[Elements,
         raise Cannot(
             f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {numbers.shape[0]}"
         )
-    ways = [_places(attributes, axis, size, weight.shape[2 + axis]) for axis, size in enumerate(sizes)]
+    ways = [places_of(attributes, axis, size, weight.shape[2 + axis]) for axis, size in enumerate(sizes)]
     over = frames_apart(trace, numbers, [way[-1] for way in ways])
     if over is None:
         return _in_one_frame(trace, node, ways, groups, numbers, weight)
@@ -148,7 +148,7 @@ def _of_axis(attributes, name: str, axis: int) -> int:
     return int(attributes[name][axis]) if name in attributes else 1
 
 
-def _places(attributes, axis: int, length: int, kernel: int) -> tuple[int, int, tuple[int, int], int]:
+def places_of(attributes, axis: int, length: int, kernel: int) -> tuple[int, int, tuple[int, int], int]:
     """Stride, dilation, padding before and behind, and the places of the window along an axis."""
     stride, dilation = (_of_axis(attributes, name, axis) for name in ("strides", "dilations"))
     reach = (kernel - 1) * dilation + 1

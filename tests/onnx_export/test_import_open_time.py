@@ -114,7 +114,82 @@ def test_a_recurrent_layer_behind_convolutions_of_each_frame(dynamo, torch, tmp_
     assert same(found, rng)
 
 
+CAUSAL = {
+    "dense": ({"kernel_size": (2, 3)}, (1, 1, 1, 0)),
+    "dilated": ({"kernel_size": (3, 3), "dilation": (2, 1)}, (1, 1, 4, 0)),
+    "depthwise": ({"kernel_size": (3, 3), "groups": CHANNELS}, (1, 1, 2, 0)),
+}
+
+
+@pytest.mark.parametrize("case", CAUSAL)
+def test_a_convolution_over_frames_before_and_positions(case, torch, tmp_path, rng):
+    """Zeros in front of the first frame and around the positions; batch norm, and a GRU behind it."""
+    options, pads = CAUSAL[case]
+    module = of(
+        torch, lambda m, x: m.cell(torch.relu(m.norm(m.c(m.pad(x, pads)))).permute(0, 2, 1, 3).flatten(2))[0],
+        c=torch.nn.Conv2d(CHANNELS, CHANNELS, **options), norm=torch.nn.BatchNorm2d(CHANNELS),
+        cell=torch.nn.GRU(CHANNELS * POSITIONS, 5, batch_first=True),
+    )  # fmt: skip
+    module.pad = torch.nn.functional.pad
+    found = imported(exported(torch, tmp_path / "m.onnx", module, False))
+    assert kinds(found) == ["Delay", "Permute", "Conv1d", "Activation", "GRU"]
+    assert same(found, rng)
+
+
+def test_convolutions_over_frames_in_a_row(torch, tmp_path, rng):
+    def forward(m, x):
+        y = torch.relu(m.first(m.pad(x, (1, 1, 1, 0))))
+        return m.second(m.pad(y, (0, 0, 4, 0))) + y
+
+    layers = {"first": torch.nn.Conv2d(CHANNELS, 4, (2, 3)), "second": torch.nn.Conv2d(4, 4, (3, 1), dilation=(2, 1))}
+    module = of(torch, forward, **layers)
+    module.pad = torch.nn.functional.pad
+    found = imported(exported(torch, tmp_path / "m.onnx", module, False))
+    assert kinds(found).count("Delay") == 2
+    assert same(found, rng)
+
+
+ROWS = {
+    "a layer norm of positions": (lambda m, x: m.positions(x), "LayerNorm", CHANNELS),
+    "a layer norm of channels": (lambda m, x: m.channels(x.transpose(1, 3)).transpose(1, 3), "LayerNorm", POSITIONS),
+    "a softmax of positions": (lambda m, x: x.softmax(3), "Activation", CHANNELS),
+    "a softmax of channels": (lambda m, x: x.softmax(1), "Activation", POSITIONS),
+    "a softmax before a linear layer": (lambda m, x: m.linear(x.softmax(3)), "Activation", CHANNELS),
+    "a layer norm before a GRU": (
+        lambda m, x: m.cell(m.positions(x).permute(0, 2, 1, 3).flatten(2))[0], "LayerNorm", CHANNELS,
+    ),
+    "a max pool": (lambda m, x: m.pool(x), "MaxPool1d", 1),
+    "a max pool behind a convolution": (lambda m, x: m.pool(m.c(x)), "MaxPool1d", 1),
+    "a max pool that overlaps": (lambda m, x: m.overlap(m.c(x)).tanh(), "MaxPool1d", 1),
+    "the largest position": (lambda m, x: m.c(x).amax(3).tanh(), "MaxPool1d", 1),
+}  # fmt: skip
+
+
+def of_rows(torch, forward):
+    return of(
+        torch, forward, positions=torch.nn.LayerNorm(POSITIONS), channels=torch.nn.LayerNorm(CHANNELS),
+        linear=torch.nn.Linear(POSITIONS, 5), cell=torch.nn.GRU(CHANNELS * POSITIONS, 5, batch_first=True),
+        pool=torch.nn.MaxPool2d((1, 2)), overlap=torch.nn.MaxPool2d((1, 3), (1, 2), (0, 1)),
+        c=torch.nn.Conv2d(CHANNELS, 4, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_parts_of_each_frame(case, torch, tmp_path, rng):
+    forward, kind, count = ROWS[case]
+    module = of_rows(torch, forward)
+    for norm in (module.positions, module.channels):
+        torch.nn.init.uniform_(norm.weight)
+        torch.nn.init.uniform_(norm.bias)
+    found = imported(exported(torch, tmp_path / "m.onnx", module, "linear" in case))
+    assert kinds(found).count(kind) == count
+    assert same(found, rng)
+
+
 MIXING = {
+    "a softmax of the frames": lambda m, x: m.p(x).softmax(2),
+    "the largest of three frames": lambda m, x: m.p(m.largest(x)),
+    "the largest frame": lambda m, x: m.p(x) - x[:, :1].amax(2, keepdim=True),
     "centred over the frames": lambda m, x: m.c(x),
     "frames that are flipped": lambda m, x: m.p(x).flip(2),
     "the mean over the frames": lambda m, x: m.p(x) - x[:, :1].mean(2, keepdim=True),
@@ -126,6 +201,7 @@ MIXING = {
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_frames_is_refused(case, dynamo, torch, tmp_path):
     layers = {"c": torch.nn.Conv2d(CHANNELS, 4, (3, 1), padding=(1, 0)), "p": torch.nn.Conv2d(CHANNELS, 4, 1)}
+    layers["largest"] = torch.nn.MaxPool2d((3, 1), 1, (1, 0))
     path = exported(torch, tmp_path / "m.onnx", of(torch, MIXING[case], **layers), dynamo)
     with pytest.raises(ValueError, match=r"depends on several frames|computed from another frame|not every frame"):
         imported(path)
