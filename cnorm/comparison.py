@@ -108,7 +108,7 @@ def compare(model, x, expected) -> Comparison:
 def _longest_sum(model) -> int:
     """The most elements that a sum of a step can have."""
     if model._packed is None:
-        return max(max(array.shape) for array in model.arrays())
+        return max((max(array.shape) for array in model.arrays()), default=1)
     networks = [network for part in model._parts for network in part]  # a packed model has no layers
     return max(model.input_size, model.output_size, *(network.longest for network in networks))
 

@@ -18,9 +18,9 @@ from onnx_export.importer.delays import Delays
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
 from onnx_export.importer.linear_cells import linear_recurrence
-from onnx_export.importer.norms import rms_norm
+from onnx_export.importer.norms import written_norm
 from onnx_export.importer.operators_of_cells import Scan
-from onnx_export.importer.positions import Orders, linear, scans_of
+from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -170,26 +170,33 @@ class Chain:
             return self._taken(numbers, owners[0])
         if (whole := self._orders.whole(owners, numbers)) is not None:
             return self._picked(numbers, whole)
-        if found := self._cell(numbers, owners) or self._at_positions(numbers):
+        if found := self._delayed(numbers) or self._cell(numbers, owners) or self._at_positions(numbers):
             return found
+        if apart := rows_apart(self.trace, numbers):
+            return self._apart(numbers, *apart)
         block = self._block(numbers)
         if found := in_frame(self._block, self._lags, block, self._zeros):
             return self._of_frame(*found)
         linear = None if block and block.first in self._negated else affine(self.trace, numbers)
+        if linear and not self._lags.begins_alike(self.trace, numbers, linear):
+            linear = None
         if linear and (found := over_time(self._lags, linear)):
             if self._lags.cached:
                 self._filters[numbers.tobytes()] = set(found[2].tolist()), numbers
             return (lambda to: to.filtered(*found[:2])), [found[2]]
         if linear and not self._sums(block, linear.terms):
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
-        if found := self._delays.find(numbers):
-            layer, state, frame, whole = found
-            if not np.array_equal(whole, numbers):
-                return self._picked(numbers, whole)
-            return (lambda to: to.filtered(layer, state)), [frame]
         if len(owners) > 1:
             return self._together(numbers, owners)
         return self._single(block) if block and block.op != "input" else self._taken(numbers, owners[0])
+
+    def _delayed(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
+        """Elements of earlier steps."""
+        if not (found := self._delays.find(numbers)):
+            return None
+        layer, state, frame, whole = found
+        same = np.array_equal(whole, numbers)
+        return ((lambda to: to.filtered(layer, state)), [frame]) if same else self._picked(numbers, whole)
 
     def _is_whole(self, block: Block) -> bool:
         """Whether a part of it can't be computed without the rest: a state, or a norm that is written out."""
@@ -209,7 +216,16 @@ class Chain:
             raise Cannot("an output is constant")
         if set(numbers.tolist()) <= set(self.frame.tolist()):
             return self._picked(numbers, self.frame)
-        parts = self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        return self._of_parts(
+            numbers, self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        )
+
+    def _apart(self, numbers: np.ndarray, row: np.ndarray, rows: np.ndarray) -> tuple[Link, list[np.ndarray]]:
+        """Elements of several rows, which read parts of the same."""
+        self._shared |= {each.tobytes(): rows.ravel() for each in rows}
+        return self._of_parts(numbers, [numbers[row == one] for one in dict.fromkeys(row.tolist())])
+
+    def _of_parts(self, numbers: np.ndarray, parts: list[np.ndarray]) -> tuple[Link, list[np.ndarray]]:
         together = self._orders.join(numbers, parts)
         if np.array_equal(together, numbers):
             return (lambda to: to.concat()), parts
@@ -294,11 +310,8 @@ class Chain:
         return (lambda to: to.joined(kind)), [a, b]
 
     def _largest(self, block: Block) -> tuple[Link, list[np.ndarray]]:
-        rows = block.operands[0]
-        if len(rows) != 1:
-            raise Cannot(f"{block.node}: it takes the largest of {len(rows)} parts of the frame", behind=rows.ravel())
-        size = rows.shape[1]
-        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=1, positions=size))), [rows[0]]
+        rows, size = block.operands[0].ravel(), block.operands[0].shape[1]
+        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=len(rows) // size, positions=size))), [rows]
 
     def _norm(self, node: str, rows: np.ndarray, eps: float) -> tuple[Link, list[np.ndarray]]:
         if len(rows) != 1:
@@ -306,48 +319,14 @@ class Chain:
         return (lambda to: to.norm(eps)), [rows[0]]
 
     def _written_norm(self, block: Block) -> tuple[Link, list[np.ndarray]] | None:
-        """(x - mean) / sqrt(mean((x - mean)^2) + eps), or x / sqrt(mean(x^2) + eps)."""
-        for d, s in self._quotients(block):
-            root = self._block(s[:1])
-            if (s != s[0]).any() or not root or root.op != "root":
-                continue
-            inner, eps = self._block(root.operands[0].ravel()), 0.0
-            if inner and inner.op == "shift":
-                inner, eps = self._block(inner.operands[0].ravel()), float(inner.constants["offset"][0])
-            squares = self._block(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
-            if not squares or squares.op not in ("multiply", "square") or squares.size != len(d):
-                continue
-            x = self._centred(d)
-            if x is not None and all(_same_elements(self._centred(one.ravel()), x) for one in squares.operands):
-                return self._norm(block.node, x[None], eps)
-            if all(_same_elements(operand.ravel(), d) for operand in squares.operands):
-                y = rms_norm(self.trace, block.node, Elements(d[None]), eps).numbers[0]
-                return self._picked(y, self.trace.owners(y)[0].numbers)
-        return None
-
-    def _quotients(self, block: Block) -> list[tuple[np.ndarray, np.ndarray]]:
-        """What is divided by what: in a quotient, or in a product with a reciprocal."""
-        if block.op not in ("divide", "multiply"):
-            return []
-        a, b = (operand.ravel() for operand in block.operands)
-        if block.op == "divide":
-            return [(a, b)]
-        pairs = []
-        for d, other in ((a, b), (b, a)):
-            inverse = self._block(other[:1])
-            if (other == other[0]).all() and inverse and inverse.op == "reciprocal":
-                pairs.append((d, np.repeat(inverse.operands[0].ravel(), len(d))))
-        return pairs
-
-    def _centred(self, d: np.ndarray) -> np.ndarray | None:
-        """x of x - mean(x)."""
-        block = self._block(d)
-        if not block or block.op != "subtract":
+        if not (found := written_norm(self.trace, self._block, block)):
             return None
-        x, m = (operand.ravel() for operand in block.operands)
-        mean = self._block(m[:1]) if (m == m[0]).all() else None
-        same = mean and mean.op == "mean" and np.array_equal(np.sort(mean.operands[0].ravel()), np.sort(x))
-        return x if same else None
+        x, eps = found
+        return (
+            self._norm(block.node, x[None], eps)
+            if eps is not None
+            else self._picked(x, self.trace.owners(x)[0].numbers)
+        )
 
     # ------------------------------------------------------------------ cells
 
@@ -435,11 +414,6 @@ class Chain:
             if isinstance(values, np.ndarray) and values.any():
                 weights[f"{name}0"] = values.astype(np.float32)
         return of_operator(block.op, block.constants | {"weights": weights}), Cell(new, old)
-
-
-def _same_elements(one: np.ndarray | None, other: np.ndarray) -> bool:
-    """Whether they are the same, in any order."""
-    return one is not None and np.array_equal(np.sort(one), np.sort(other))
 
 
 def _both_ways(nodes: list[Block]) -> bool:

@@ -28,8 +28,9 @@ from onnx import helper
 
 from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
-from onnx_export.importer.matrices import average_pool, einsum, global_average, reduction
+from onnx_export.importer.matrices import average_pool, einsum, global_pool, reduction
 from onnx_export.importer.operators_of_cells import recurrent
+from onnx_export.importer.pools import max_pool
 from onnx_export.importer.transposed import transposed
 from onnx_export.importer.windows import convolution
 
@@ -348,8 +349,11 @@ COMPUTING: dict[str, Callable] = {
     "Einsum": einsum,
     "ReduceMean": reduction("mean"),
     "ReduceSum": reduction("sum"),
-    "GlobalAveragePool": global_average,
+    "ReduceMax": reduction("max"),
+    "GlobalAveragePool": global_pool("mean"),
+    "GlobalMaxPool": global_pool("max"),
     "AveragePool": average_pool,
+    "MaxPool": max_pool,
     "BatchNormalization": _batch_norm,
     "LSTM": recurrent("LSTM"),
     "GRU": recurrent("GRU"),

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 
 import cnorm
-from onnx_export.importer.affine import Affine
+from onnx_export.importer.affine import Affine, affine
 from onnx_export.importer.elements import Block
 from onnx_export.importer.joining import Cell
 from onnx_export.importer.shifts import Shifts
@@ -60,6 +60,16 @@ class Lags:
         lags, places = np.where(known, self._place[:, np.where(known, numbers, 0)], -1)
         heads = self._linked[0, places]
         return [None if lag < 0 else (head, lag) for head, lag in zip(heads.tolist(), lags.tolist(), strict=True)]
+
+    def begins_alike(self, trace, numbers: np.ndarray, linear: Affine) -> bool:
+        """Whether a linear function of frames of several steps adds the same in the first, which has none before it."""
+        if self.cached or not any(each and each[1] for each in self.of(linear.terms)):
+            return True
+        found = self.of(numbers)
+        if None in found:
+            return True  # of the last frame alone
+        first = affine(trace, self._linked[-1, self._place[1, [head for head, _ in found]]], atoms=True)
+        return np.array_equal(first.bias, linear.bias)
 
     def chains(self, found: list[tuple[int, int]], *, ordered: bool = False) -> np.ndarray | None:
         """The frames [history + 1, n] that a layer keeps which reads some, the new one first; None if caches differ.
@@ -123,9 +133,9 @@ def in_frame(block_of: Callable, lags: Lags, block: Block | None, zero: Callable
 
 
 def _rows_of_steps(lags: Lags, x: np.ndarray) -> bool:
-    """Whether each row of several positions is of one step."""
-    steps = np.array([found[1] if found else 0 for found in lags.of(x.ravel())]).reshape(x.shape)
-    return lags.cached and x.shape[1] > 1 and bool((steps == steps[:, :1]).all())
+    """Whether each row of several positions is of one step, but for what is of none, as zeros around it."""
+    steps = np.array([found[1] if found else -1 for found in lags.of(x.ravel())]).reshape(x.shape)
+    return x.shape[1] > 1 and bool(((steps == steps.max(axis=1, keepdims=True)) | (steps < 0)).all())
 
 
 def _layer(weight: np.ndarray, bias, x: np.ndarray, options: dict, zeros: np.ndarray):

@@ -1,4 +1,4 @@
-"""Frames of earlier steps, read from a cache that the file carries: `cnorm.Delay`."""
+"""Frames of earlier steps, read from a cache that the file carries, or moved along its time axis: `cnorm.Delay`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Delays"]
 
 
 class Delays:
-    """The delays that elements of earlier steps are read through, one for each cache.
+    """The delays that elements of earlier steps are read through, one for each frame that is kept.
 
     Parameters
     ----------
@@ -28,31 +28,35 @@ class Delays:
         self._recurrent: dict[tuple[int, ...], bool] = {}
         self._read: dict[tuple[int, ...], set[int]] = {}  # for the frame of a delay the steps that are read
         self._own: dict[int, tuple[int, ...]] = {}  # for an element of a frame all of it
+        self._grown = False  # whether a delay has to keep more steps than when it was found first
 
     def find(self, numbers: np.ndarray) -> tuple[cnorm.Delay, Cell, np.ndarray, np.ndarray] | None:
         """The layer, its state, the frame that it reads and all that it computes; None for others."""
-        found = self._lags.of(numbers) if self._lags.cached else []
-        if not found or None in found or not any(lag for _, lag in found):
+        found = self._lags.of(numbers)
+        if None in found or not any(lag for _, lag in found):
             return None
         heads = tuple(dict.fromkeys(head for head, _ in found))
         heads = self._own.get(heads[0], heads)
-        frames = self._lags.chains([(head, 0) for head in heads], ordered=True)
+        read = self._read.get(heads, set()) | {lag for _, lag in found}
+        frames = self._lags.chains([(head, max(read)) for head in heads], ordered=True)
         if frames is None or not {head for head, _ in found} <= set(heads):
             return None
-        if heads not in self._recurrent:
-            self._recurrent[heads] = bool(depending(self._trace, frames[1:].ravel())[list(heads)].any())
+        if heads not in self._recurrent:  # over a time axis it would be read on the way to itself
+            depends = self._lags.cached and depending(self._trace, frames[1:].ravel())[list(heads)].any()
+            self._recurrent[heads] = bool(depends)
         if self._recurrent[heads]:
             return None
-        self._read.setdefault(heads, set()).update(lag for _, lag in found)
+        self._grown |= read != self._read.setdefault(heads, read)
+        self._read[heads] = read
         history = len(frames) - 1
-        dilation = gcd(history, *self._read[heads])
+        dilation = gcd(history, *read)
         frames = frames[::-1]  # the oldest first
         layer = cnorm.Delay(history // dilation + 1, dilation, input_size=len(heads))
         state = Cell({"f": frames[1:].ravel()}, {"f": frames[:-1].ravel()})
         return layer, state, frames[-1], frames[::dilation].ravel()
 
     def share(self) -> bool:
-        """Whether elements of a cache are read through several delays, which are one from now on."""
+        """Whether elements of a frame are read through several delays, which are one from now on."""
         groups: list[tuple[set[int], list[tuple[int, ...]]]] = []
         for heads in self._read:
             own = [group for group in groups if group[0] & set(heads)]
@@ -63,4 +67,4 @@ class Delays:
             whole = tuple(dict.fromkeys(head for part in parts for head in part))
             self._own |= dict.fromkeys(whole, whole)
             self._read[whole] = set().union(*(self._read.pop(part) for part in parts))
-        return bool(several)
+        return bool(several) or self._grown

@@ -45,10 +45,10 @@ def frames_of(model, varying, constants, dims) -> dict:
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
     names = [value.name for value in model.graph.output]
     try:
-        trace = Trace(model, shapes, constants, rows=True)
+        trace = Trace(model, shapes, constants, {})
     except Cannot as error:
         raise NotImported(str(error)) from None
-    limits = thresholds(model, trace)
+    limits, together = thresholds(model, trace)
     reach = max(limits, default=0)
     length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -61,7 +61,7 @@ def frames_of(model, varying, constants, dims) -> dict:
         results = {name: found.trace.values.get(name) for name in names}
         shifts = None
         if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
-            found, shifts = _shifts(model, shapes, constants, axes, found)
+            found, shifts = _shifts(model, shapes, constants, axes, found, together)
             results = {name: found.trace.values.get(name) for name in names}
         if (found.moves or shifts) and not fields["time_axes"]:
             fields["time_axes"] = dict([next(iter(axes.items()))])
@@ -107,15 +107,30 @@ def _axes(found: Reach, results) -> dict[str, int | None]:
     return {name: found.axis(value) for name, value in results.items() if isinstance(value, Elements)}
 
 
-def _shifts(model, shapes, constants, axes, found: Reach) -> tuple[Reach, Shifts | None]:
-    """With more frames than any output reads, what each element was a frame before; None if outputs are not linked."""
+def _shifts(model, shapes, constants, axes, found: Reach, most: int) -> tuple[Reach, Shifts | None]:
+    """With more frames than any output reads, what each element was a frame before; None if outputs are not linked.
+
+    Convolutions say how many these are. Where frames are moved in other ways, of at most `most` frames, more are tried.
+    """
     length = found.longest() + 2
-    if not 2 < length <= MOST_CARRIED:
+    if not found.mixed and length == 2:
         return found, None
-    more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
-    if more is None or more.trace.faults or not more.mixed:
-        return found, None
-    return more, _linked(model, more, axes)
+    while length <= min(most + 2, MOST_CARRIED):
+        more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
+        if more is None or more.trace.faults or not more.mixed:
+            break
+        if (shifts := _linked(model, more, axes)) or not _reads_all(model, more):
+            return more, shifts
+        found, length = more, 2 * more.length
+    return found, None
+
+
+def _reads_all(model, found: Reach) -> bool:
+    """Whether an output reads as many frames as there are, so that with more of them it may read more."""
+    return (
+        found.reads({value.name: found.trace.values.get(value.name) for value in model.graph.output}) + 1
+        >= found.length
+    )
 
 
 def _linked(model, found: Reach, axes, *, fixed: bool = False) -> Shifts | None:
@@ -136,7 +151,7 @@ def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
     for length in lengths:
         several = {name: _with(shape, axes.get(name), length) for name, shape in shapes.items()}
         try:
-            found = Reach(Trace(model, several, constants, rows=True), axes, length)
+            found = Reach(Trace(model, several, constants, axes), axes, length)
         except Cannot:
             continue
         if not found.trace.faults:

@@ -38,8 +38,10 @@ WIDE = {TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOU
 MOST_INTEGERS = 64  # of a tensor: longer ones are tables of indices
 
 
-def thresholds(model: onnx.ModelProto, trace) -> dict[int, str]:
+def thresholds(model: onnx.ModelProto, trace) -> tuple[dict[int, str], int]:
     """The integers that may count frames, each with a node that has it: pads, dilations, slices, rows in front.
+
+    And how many frames all nodes together may reach back: the sum of the largest of each.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ def thresholds(model: onnx.ModelProto, trace) -> dict[int, str]:
     trace : Trace
         Of one frame: what it computes from constants counts as what is stored does.
     """
-    found = {}
+    found, together = {}, 0
     for node in (node for graph in all_graphs(model.graph) for node in graph.node):
         values = [trace.values.get(name) for name in node.input]
         constants = [value for value in values if isinstance(value, np.ndarray)]
@@ -58,9 +60,10 @@ def thresholds(model: onnx.ModelProto, trace) -> dict[int, str]:
             numbers += [number for a in node.attribute for number in (a.i, *a.ints)]
             few = [value for value in constants if value.dtype.kind in "iu" and value.size <= MOST_INTEGERS]
             numbers += [number for value in few for number in value.ravel().tolist()]
-        place = describe(node)
-        found |= {abs(number): place for number in numbers if abs(number) < 2**31 - 1}  # beyond: to the end
-    return found
+        numbers = [abs(number) for number in numbers if abs(number) < 2**31 - 1]  # beyond: to the end
+        found |= dict.fromkeys(numbers, describe(node))
+        together += max(numbers, default=0)
+    return found, together
 
 
 class Reach:
@@ -120,9 +123,15 @@ class Reach:
         """How many frames all convolutions over frames reach back together."""
         total = 0
         for block in self.trace.blocks:
-            if block.op == "conv" and (np.ptp(self.last[block.constants["x"]], axis=1) > 0).any():
+            if block.op == "conv" and self._is_over_frames(block.constants["x"]):
                 total += (block.constants["weight"].shape[2] - 1) * block.constants["options"]["dilation"]
         return total
+
+    def _is_over_frames(self, rows: np.ndarray) -> bool:
+        """Whether one of some rows has elements of several frames; zeros around them are of none."""
+        last = self.last[rows]
+        first = np.where(last < 0, self.length, last).min(axis=1)
+        return bool((first < last.max(axis=1)).any())
 
     def reads(self, outputs: Mapping[str, object]) -> int:
         """How many frames before its own an element of an output reads at most."""

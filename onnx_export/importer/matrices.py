@@ -12,11 +12,11 @@ from onnx_export.importer.blocks import is_elements, product
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
 from onnx_export.importer.windows import convolution
 
-__all__ = ["average_pool", "einsum", "global_average", "reduction"]
+__all__ = ["average_pool", "einsum", "global_pool", "reduction"]
 
 
 def reduction(op: str) -> Callable:
-    """Blocks "mean" or "sum" of each row."""
+    """Blocks "mean", "sum" or "max" of each row."""
 
     def apply(trace, node, attributes, inputs, outputs):
         x, axes = (*inputs, None)[:2]
@@ -39,8 +39,11 @@ def _reduced(trace, node, x, op: str, axes: list[int], keepdims) -> Elements:
     return trace.add(op, node, shape, [rows]) if rows.shape[1] != 1 else Elements(x.numbers.reshape(shape))
 
 
-def global_average(trace, node, attributes, inputs, outputs):
-    return [_reduced(trace, node, inputs[0], "mean", list(range(2, len(inputs[0].shape))), 1)]
+def global_pool(op: str) -> Callable:
+    def apply(trace, node, attributes, inputs, outputs):
+        return [_reduced(trace, node, inputs[0], op, list(range(2, len(inputs[0].shape))), 1)]
+
+    return apply
 
 
 def average_pool(trace, node, attributes, inputs, outputs):

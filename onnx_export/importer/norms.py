@@ -6,15 +6,16 @@ eps), and `LayerNorm` computes both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
 
 from onnx_export.importer.blocks import each, is_elements, scale, shift
-from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.operators import LAYER, RMS, Operator
 
-__all__ = ["FORMULAS", "norm", "rms_norm"]
+__all__ = ["FORMULAS", "norm", "written_norm"]
 
 FORMULAS = {LAYER, RMS}
 SUM = 3  # the output of a Skip norm that is its input plus what is added
@@ -34,7 +35,7 @@ def norm(trace, node: str, operator: Operator, attributes, inputs, outputs) -> l
     rows = Elements(x.numbers.reshape(prod(x.shape[:axis]), -1))
     eps = float(attributes.get("epsilon", operator.eps))
     if operator.formula is RMS:
-        y = rms_norm(trace, node, rows, eps)
+        y = _rms_norm(trace, node, rows, eps)
     else:
         y = trace.add("norm", node, rows.shape, [rows.numbers], eps=eps)
     y = scale(trace, node, Elements(y.numbers.reshape(x.shape)), gain)
@@ -49,7 +50,59 @@ def _sum(trace, node: str, x, value) -> Elements:
     return shift(trace, node, *((x, value) if is_elements(x) else (value, x)))
 
 
-def rms_norm(trace, node: str, rows: Elements, eps: float) -> Elements:
+def _rms_norm(trace, node: str, rows: Elements, eps: float) -> Elements:
     """x / sqrt(mean(x^2) + eps) of each of some rows [rows, n]."""
     both = np.concatenate([rows.numbers, scale(trace, node, rows, -1).numbers], axis=1)
     return Elements(trace.add("norm", node, both.shape, [both], eps=eps).numbers[:, : rows.shape[1]])
+
+
+def written_norm(trace, block_of: Callable, block: Block) -> tuple[np.ndarray, float | None] | None:
+    """What (x - mean) / sqrt(mean((x - mean)^2) + eps) reads, and eps; or the elements that are x / sqrt(mean(x^2) +
+    eps), and None."""
+    for d, s in _quotients(block_of, block):
+        root = block_of(s[:1])
+        if (s != s[0]).any() or not root or root.op != "root":
+            continue
+        inner, eps = block_of(root.operands[0].ravel()), 0.0
+        if inner and inner.op == "shift":
+            inner, eps = block_of(inner.operands[0].ravel()), float(inner.constants["offset"][0])
+        squares = block_of(inner.operands[0].ravel()) if inner and inner.op == "mean" else None
+        if not squares or squares.op not in ("multiply", "square") or squares.size != len(d):
+            continue
+        x = _centred(block_of, d)
+        if x is not None and all(_same_elements(_centred(block_of, one.ravel()), x) for one in squares.operands):
+            return x, eps
+        if all(_same_elements(operand.ravel(), d) for operand in squares.operands):
+            return _rms_norm(trace, block.node, Elements(d[None]), eps).numbers[0], None
+    return None
+
+
+def _quotients(block_of: Callable, block: Block) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What is divided by what: in a quotient, or in a product with a reciprocal."""
+    if block.op not in ("divide", "multiply"):
+        return []
+    a, b = (operand.ravel() for operand in block.operands)
+    if block.op == "divide":
+        return [(a, b)]
+    pairs = []
+    for d, other in ((a, b), (b, a)):
+        inverse = block_of(other[:1])
+        if (other == other[0]).all() and inverse and inverse.op == "reciprocal":
+            pairs.append((d, np.repeat(inverse.operands[0].ravel(), len(d))))
+    return pairs
+
+
+def _centred(block_of: Callable, d: np.ndarray) -> np.ndarray | None:
+    """x of x - mean(x)."""
+    block = block_of(d)
+    if not block or block.op != "subtract":
+        return None
+    x, m = (operand.ravel() for operand in block.operands)
+    mean = block_of(m[:1]) if (m == m[0]).all() else None
+    same = mean and mean.op == "mean" and np.array_equal(np.sort(mean.operands[0].ravel()), np.sort(x))
+    return x if same else None
+
+
+def _same_elements(one: np.ndarray | None, other: np.ndarray) -> bool:
+    """Whether they are the same, in any order."""
+    return one is not None and np.array_equal(np.sort(one), np.sort(other))

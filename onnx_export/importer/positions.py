@@ -15,7 +15,9 @@ from onnx_export.importer.elements import Block
 from onnx_export.importer.frames import rows_of
 from onnx_export.importer.operators_of_cells import Scan
 
-__all__ = ["Orders", "linear", "scans_of"]
+__all__ = ["Orders", "linear", "rows_apart", "scans_of"]
+
+MAX_ROWS = 512  # that are normalised one by one
 
 
 def scans_of(trace, old: Collection[int]) -> list[Scan]:
@@ -47,6 +49,39 @@ def linear(trace, numbers: np.ndarray) -> tuple[cnorm.PerPosition, np.ndarray] |
     bias = offset[:, 0].astype(np.float32) if offset.any() else None
     layer = cnorm.Linear((weight * factor[:, :1]).astype(np.float32), bias)
     return cnorm.PerPosition(layer, positions=len(rows)), rows.T.ravel()
+
+
+def rows_apart(trace, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Of elements that are normalised in several rows, scaled and shifted: the row of each, and all that these read.
+
+    None for others. That is a norm or a softmax, or a norm written as a quotient whose denominators are its rows'.
+    """
+    block, *others = trace.owners(numbers)
+    at = numbers - block.first
+    while not others and block.op in ("scale", "shift"):
+        numbers = block.operands[0][at, 0]
+        block, *others = trace.owners(numbers)
+        at = numbers - block.first
+    if others:
+        return None
+    if block.op in ("norm", "softmax"):
+        row = at // (block.size // len(block.operands[0]))
+        rows = block.operands[0][list(dict.fromkeys(row.tolist()))]
+    else:
+        own = _denominators(trace, block, at)
+        row, rows = (own, np.empty((0, 0), np.int64)) if own is not None else (np.zeros(1), None)
+    several = len(np.unique(row)) > 1 and len(np.unique(row)) <= MAX_ROWS
+    return (row, rows) if several else None
+
+
+def _denominators(trace, block: Block, at: np.ndarray) -> np.ndarray | None:
+    """What elements of a quotient, or of a product with a reciprocal, are divided by, if it is the root of a sum."""
+    for side, inverse in ((1, "root"), (0, "reciprocal"), (1, "reciprocal")):
+        if block.op == ("divide" if inverse == "root" else "multiply"):
+            numbers = block.operands[side][at, 0]
+            if all(owner.op == inverse for owner in trace.owners(numbers)) and len(np.unique(numbers)) < len(numbers):
+                return numbers
+    return None
 
 
 class Orders:
@@ -99,7 +134,7 @@ class Orders:
                 continue
             whole = self._order(block)
             self._place[whole] = block.numbers
-            if needed[at].all():
+            if needed[at].all() and not rows_apart(trace, block.numbers):
                 self._whole[block.first] = whole
 
     @staticmethod
@@ -113,7 +148,7 @@ class Orders:
         if block.op == "product":
             return block.numbers.reshape(len(block.operands[0]), -1).T.ravel()
         operands = [self._place[operand.ravel()] for operand in block.operands if operand.size == block.size]
-        if block.op in ("conv", "mean", "sum") or not operands or len(block.operands[0]) not in (1, block.size):
+        if block.op in ("conv", "mean", "sum", "max") or not operands or len(block.operands[0]) not in (1, block.size):
             return block.numbers
         return max([np.arange(block.size), *self._turned(block)], key=lambda at: _runs(operands, at)) + block.first
 

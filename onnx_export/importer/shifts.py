@@ -20,6 +20,8 @@ __all__ = ["Shifts"]
 ZERO, NONE = -1, -2  # before the first frame, or a constant 0; not linked
 NEAR = 8  # blocks of an operator, back from one, among which the one of the frame before is
 OF_ELEMENTS = ("factor", "offset", "slope")  # constants with a value for each element
+# Their results of zeros are zeros.
+OF_ZEROS = {"scale", "add", "subtract", "multiply", "square", "mean", "sum", "max", "product", "conv", "relu", "tanh"}
 
 
 class Shifts:
@@ -41,8 +43,8 @@ class Shifts:
     fault : str
         Where frames are mixed; "" if a loop carries all that is.
     before : ndarray of int64
-        For each element, by its number, that of the frame before; `ZERO` in the first frame, `NONE` if there is none.
-        What reads no frame is its own.
+        For each element, by its number, that of the frame before; `NONE` if there is none. In the first frame `ZERO`,
+        or what the file computes there of the zeros in front. What reads no frame is its own.
     """
 
     def __init__(self, reach: Reach, axes: Mapping[str, int], *, fixed: bool = False) -> None:
@@ -72,10 +74,10 @@ class Shifts:
             self.before[still] = self._same[still]
 
     def _still_of(self, block: Block) -> np.ndarray:
-        at = block.numbers[self._last[block.numbers] < 0]
-        if block.op in ("carried", "repeated") or not all(self._still[operand].all() for operand in block.operands):
-            return at[:0]
-        return at
+        still = self._last[block.numbers] < 0
+        for operand in block.operands:
+            still &= self._still[operand].all(axis=1)[rows_of(block, len(operand))]
+        return block.numbers[still & (block.op not in ("carried", "repeated"))]
 
     def _constant(self, block: Block, values: dict[float, int]) -> None:
         each, places = np.unique(np.asarray(block.constants["value"], np.float64), return_inverse=True)
@@ -101,7 +103,10 @@ class Shifts:
         groups = block.constants["options"]["groups"] if block.op == "conv" else 1
         more.append(np.arange(len(operands))[:, None] % groups)
         known = self._known.setdefault((block.op, block.node), [])
-        known.append(_Rows(block, np.concatenate([self._same[operands], *more], axis=1)))
+        own = np.concatenate([self._same[operands], *more], axis=1)
+        known.append(_Rows(block, own))
+        if len(still := self._still_of(block)):
+            self._one_number(block, still, own, known[-1])
         moved = np.concatenate([self.before[operands], *more], axis=1)
         sought = np.arange(len(moved))
         for rows in known[: -NEAR - 1 : -1]:
@@ -111,8 +116,21 @@ class Shifts:
                 sought = np.delete(sought, at)
             if not len(sought):
                 break
-        first = block.numbers[self._last[block.numbers] == 0]
+        first = block.numbers[(self._last[block.numbers] == 0) & (self.before[block.numbers] == NONE)]
         self.before[first] = ZERO
+
+    def _one_number(self, block: Block, still: np.ndarray, own: np.ndarray, rows: _Rows) -> None:
+        """Give what reads no frame, of the same operands, one number, and zeros that of all zeros."""
+        at, to = rows.find(own)
+        elements, there = self._elements(block, block, at, to)
+        same = np.full(block.size, NONE)
+        same[elements] = there
+        of_zeros = block.op in OF_ZEROS and all(np.isfinite(value).all() for value in _weights(block))
+        if of_zeros:
+            operand = np.concatenate(block.operands, axis=1)
+            zeros = (self._same[operand] == ZERO).all(axis=1)[rows_of(block, len(operand))]
+            same[zeros] = ZERO
+        self._same[still] = same[still - block.first]
 
     def _from_the_end(self, block: Block) -> None:
         """Link the frame behind this one, whose state a cell that runs backward reads, to this one."""
@@ -124,6 +142,17 @@ class Shifts:
 
     def _link(self, block: Block, other: Block, at: np.ndarray, to: np.ndarray) -> None:
         """Link the elements of the rows `at` of a block to those of the rows `to` of another."""
+        elements, there = self._elements(block, other, at, to)
+        elements = elements + block.first
+        kept = (self._last[there] == self._last[elements] - 1) | (self._last[elements] < 0)
+        if block.op in CELLS:
+            unrolled = [self.trace.unrolled.get(number, NONE) for number in elements.tolist()]
+            kept &= np.array(unrolled, np.int64) == there
+        self.before[elements[kept]] = self._same[there[kept]]
+
+    @staticmethod
+    def _elements(block: Block, other: Block, at: np.ndarray, to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The places of the elements of the rows `at` of a block, and the numbers of those of `to` of another."""
         target = np.full(len(block.operands[0]), NONE)
         target[at] = to
         row = rows_of(block, len(block.operands[0]))
@@ -134,12 +163,7 @@ class Shifts:
         else:
             width = block.size // len(block.operands[0])
             there = target[row[elements]] * width + elements % width
-        elements, there = elements + block.first, there + other.first
-        kept = (self._last[there] == self._last[elements] - 1) | (self._last[elements] < 0)
-        if block.op in CELLS:
-            unrolled = [self.trace.unrolled.get(number, NONE) for number in elements.tolist()]
-            kept &= np.array(unrolled, np.int64) == there
-        self.before[elements[kept]] = there[kept]
+        return elements, there + other.first
 
     def carries(self, outputs: Mapping[str, object], axes: Mapping[str, int | None]) -> bool:
         """Whether each frame of the outputs is linked to the one before it, or they are of the last frame alone."""
@@ -164,6 +188,11 @@ class Shifts:
             found.append(self.before[found[-1]])
         chains = np.array(found)
         return chains[:, self.before[chains[-1]] == ZERO]
+
+
+def _weights(block: Block) -> list[np.ndarray]:
+    """What a block multiplies by."""
+    return [np.asarray(block.constants[name]) for name in ("factor", "weight") if name in block.constants]
 
 
 class _Rows:

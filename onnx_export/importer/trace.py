@@ -60,8 +60,8 @@ class Trace:
         The shapes of the inputs that vary from frame to frame.
     constants : mapping of str to ndarray
         Values of the other inputs.
-    rows : bool
-        Whether recurrent operators may take several rows.
+    axes : mapping of str to int, optional
+        The inputs that have several frames, and the axis that counts them; recurrent operators may take several rows.
 
     Attributes
     ----------
@@ -94,9 +94,13 @@ class Trace:
     """
 
     def __init__(
-        self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray], *, rows: bool = False
+        self,
+        model,
+        shapes: Mapping[str, tuple[int, ...]],
+        constants: Mapping[str, np.ndarray],
+        axes: Mapping[str, int] | None = None,
     ):
-        self.rows = rows
+        self.rows, self._axes = axes is not None, axes or {}
         self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
         self.halves = any(value.type.tensor_type.elem_type in HALVES for value in model.graph.input)
         self.blocks: list[Block] = []
@@ -169,6 +173,24 @@ class Trace:
             operand = block.operands[0]
             number = int(operand[(number - block.first) * len(operand) // block.size].flat[0])
         return number
+
+    def frame_axis(self, numbers: np.ndarray) -> int | None:
+        """The axis along which the last elements of some depend, by their first operands, on different frames."""
+        middle = tuple(size // 2 for size in numbers.shape)
+        for axis, size in enumerate(numbers.shape):
+            ends = [numbers[(*middle[:axis], size - back, *middle[axis + 1 :])] for back in (1, 2) if back <= size]
+            frames = [self._frame(int(number)) for number in ends]
+            if self._axes and len(frames) == 2 and None not in frames and frames[0] != frames[1]:
+                return axis
+        return None
+
+    def _frame(self, number: int) -> int | None:
+        """The frame of an element's root; None if it is in no frame."""
+        root = self.root(number)
+        block = self.owner(root)
+        if block.op != "input" or block.node not in self._axes:
+            return None
+        return int(np.unravel_index(root - block.first, self.shapes[block.first])[self._axes[block.node]])
 
     # ------------------------------------------------------------------ nodes
 

@@ -6,7 +6,18 @@ import numpy as np
 
 from onnx_export.importer.blocks import is_elements, shift
 from onnx_export.importer.elements import Cannot, Elements
-from onnx_export.importer.windows import MAX_WINDOWS, arranged, filtered, longest, reaching, spread, with_rows
+from onnx_export.importer.windows import (
+    MAX_WINDOWS,
+    arranged,
+    filtered,
+    frames_apart,
+    joined,
+    longest,
+    reaching,
+    rows_at,
+    spread,
+    with_rows,
+)
 
 __all__ = ["transposed"]
 
@@ -38,14 +49,24 @@ def transposed(trace, node, attributes, inputs, outputs):
 
 def _along_one_axis(trace, node, attributes, numbers, weight) -> tuple[Elements, list[int]]:
     """As `windows._along_one_axis`."""
-    sizes, kernels = numbers.shape[1:], weight.shape[2:]
+    sizes, kernels, groups = numbers.shape[1:], weight.shape[2:], int(attributes.get("group", 1))
     ways = [_way(attributes, axis, *both) for axis, both in enumerate(zip(sizes, kernels, strict=True))]
-    places = [way[-1] for way in ways]
+    over = frames_apart(trace, numbers, [way[-1] for way in ways])
+    if over is None:
+        return _in_one_frame(trace, node, ways, groups, numbers, weight)
+    (stride, dilation, before, count), last = ways[over], kernels[over] - 1
+    # rows [count, taps] in the order in which a window at place `last` meets them
+    at, rest = np.divmod(np.arange(count)[:, None] + before - dilation * np.arange(last, -1, -1), stride)
+    ways[over] = (1, 1, last, 1)
+    each = rows_at(trace, node, numbers, np.where(rest, -1, at), 1 + over)
+    return joined(over, [_in_one_frame(trace, node, ways, groups, rows, weight) for rows in each])
+
+
+def _in_one_frame(trace, node, ways, groups: int, numbers, weight) -> tuple[Elements, list[int]]:
+    sizes, kernels, places = numbers.shape[1:], weight.shape[2:], [way[-1] for way in ways]
     along = longest(places, sizes)
     for axis in sorted(set(range(len(sizes))) - {along}, reverse=True):
         stride, dilation, before, _ = ways[axis]
-        if places[axis] > 1 and trace.rows:
-            raise Cannot(f"a transposed convolution over {len(sizes)} axes with several places along axis {2 + axis}")
         taps = reaching(kernels[axis], sizes[axis], places[axis], (stride, dilation, before)).transpose(1, 0, 2)
         numbers, taps = with_rows(numbers, taps, 1 + axis)
         weight = spread(weight, taps, 2 + axis)
@@ -59,7 +80,7 @@ def _along_one_axis(trace, node, attributes, numbers, weight) -> tuple[Elements,
     before = (kernel - 1) * dilation - before
     after = count + (kernel - 1) * dilation - stretched.shape[1] - before
     at = np.arange(count)[:, None] + dilation * np.arange(kernel) - before
-    options = {"stride": 1, "dilation": dilation, "groups": int(attributes.get("group", 1)), "padding": (before, after)}
+    options = {"stride": 1, "dilation": dilation, "groups": groups, "padding": (before, after)}
     y = filtered(trace, node, Elements(stretched[None]), np.ascontiguousarray(weight[:, :, ::-1]), at, options)
     return arranged(y.numbers, places, along), places
 

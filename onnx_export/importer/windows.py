@@ -7,7 +7,10 @@ import numpy as np
 from onnx_export.importer.blocks import is_elements, product, shift
 from onnx_export.importer.elements import Cannot, Elements
 
-__all__ = ["arranged", "convolution", "filtered", "longest", "reaching", "spread", "with_rows"]
+__all__ = [
+    "arranged", "convolution", "filtered", "frames_apart", "joined", "longest", "places_of", "reaching", "rows_at",
+    "spread", "with_rows",
+]  # fmt: skip
 
 MAX_WINDOWS = 1 << 22  # elements
 
@@ -36,13 +39,44 @@ def _along_one_axis(trace, node, attributes, numbers, weight) -> tuple[Elements,
         raise Cannot(
             f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {numbers.shape[0]}"
         )
-    ways = [_places(attributes, axis, size, weight.shape[2 + axis]) for axis, size in enumerate(sizes)]
-    places = [way[-1] for way in ways]
+    ways = [places_of(attributes, axis, size, weight.shape[2 + axis]) for axis, size in enumerate(sizes)]
+    over = frames_apart(trace, numbers, [way[-1] for way in ways])
+    if over is None:
+        return _in_one_frame(trace, node, ways, groups, numbers, weight)
+    stride, dilation, (before, _), count = ways[over]
+    at = stride * np.arange(count)[:, None] + dilation * np.arange(weight.shape[2 + over]) - before
+    ways[over] = (1, 1, (0, 0), 1)
+    each = rows_at(trace, node, numbers, at, 1 + over)
+    return joined(over, [_in_one_frame(trace, node, ways, groups, rows, weight) for rows in each])
+
+
+def frames_apart(trace, numbers: np.ndarray, places: list[int]) -> int | None:
+    """The axis of numbers [channels, ...] that counts frames, if a convolution has several places beside its frames."""
+    axis = trace.frame_axis(numbers)
+    if not axis or places[axis - 1] == 1 or max(places[: axis - 1] + places[axis:], default=1) == 1:
+        return None
+    return axis - 1
+
+
+def rows_at(trace, node, numbers: np.ndarray, at: np.ndarray, axis: int) -> list[np.ndarray]:
+    """For each place of `at` [places, taps] the rows of an axis there, or zeros where there are none."""
+    (zero,) = trace.lift(np.zeros(1, np.float32), node).numbers
+    padded = np.concatenate([numbers, np.full_like(numbers.take([0], axis), zero)], axis)
+    return [padded.take(rows, axis) for rows in np.where((at < 0) | (at >= numbers.shape[axis]), -1, at)]
+
+
+def joined(over: int, results: list[tuple[Elements, list[int]]]) -> tuple[Elements, list[int]]:
+    """The results [outputs, ...] of one place each along an axis, together."""
+    places = results[0][1]
+    numbers = np.concatenate([y.numbers for y, _ in results], 1 + over)
+    return Elements(numbers), [*places[:over], len(results), *places[over + 1 :]]
+
+
+def _in_one_frame(trace, node, ways, groups: int, numbers, weight) -> tuple[Elements, list[int]]:
+    sizes, places = numbers.shape[1:], [way[-1] for way in ways]
     along = longest(places, sizes)
     for axis in sorted(set(range(len(sizes))) - {along}, reverse=True):
         stride, dilation, (before, _), _ = ways[axis]
-        if places[axis] > 1 and trace.rows:
-            raise Cannot(f"a convolution over {len(sizes)} axes with several places along axis {2 + axis}")
         taps = reaching(weight.shape[2 + axis], places[axis], sizes[axis], (stride, dilation, before))
         numbers, taps = with_rows(numbers, taps, 1 + axis)
         weight = spread(weight, taps, 2 + axis)
@@ -114,7 +148,7 @@ def _of_axis(attributes, name: str, axis: int) -> int:
     return int(attributes[name][axis]) if name in attributes else 1
 
 
-def _places(attributes, axis: int, length: int, kernel: int) -> tuple[int, int, tuple[int, int], int]:
+def places_of(attributes, axis: int, length: int, kernel: int) -> tuple[int, int, tuple[int, int], int]:
     """Stride, dilation, padding before and behind, and the places of the window along an axis."""
     stride, dilation = (_of_axis(attributes, name, axis) for name in ("strides", "dilations"))
     reach = (kernel - 1) * dilation + 1

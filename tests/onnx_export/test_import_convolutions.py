@@ -161,8 +161,11 @@ NEAR = {
     "ahead of time": ([node("Conv", "x K b", "a", pads=[0, 2]), node("Relu", "a", "y")], {}),
     "padded with ones": ([node("Pad", "x pads one", "p"), node("Conv", "p K b", "y")], {"one": np.float32(1)}),
     "padded with the first frame": ([node("Pad", "x pads", "p", mode="edge"), node("Conv", "p K b", "y")], {}),
-    "zeros before a bias": (
-        [node("Pad", "x pads", "p"), node("Add", "p c", "q"), node("Conv", "q K", "y")], {"c": (CHANNELS, 1)},
+    "a bias of each place of the padded": (
+        [node("Pad", "x pads", "p"), node("Shape", "x", "s"), node("Slice", "s two three", "n"),
+         node("Add", "n two", "m"), node("Slice", "table zero m", "t"), node("Add", "p t", "q"),
+         node("Conv", "q K", "y")],
+        {"two": [2], "three": [3], "zero": [0], "table": (200,)},
     ),
     "the mean over time behind it": (
         [node("Pad", "x pads", "p"), node("Conv", "p K b", "a"), node("ReduceMean", "a", "m", axes=[2]),
@@ -191,6 +194,17 @@ def test_what_is_not_causal_is_refused(case, tmp_path, rng):
     path = over_time(tmp_path / "m.onnx", rng, nodes, {"pads": PADS} | tensors, outputs)
     with pytest.raises(ValueError, match=r"depends on several frames|number of the frames"):
         imported(path)
+
+
+@pytest.mark.parametrize("function", ["Add", "Sigmoid"])
+def test_what_zeros_in_front_become_is_read_before_the_first_frame(function, tmp_path, rng):
+    """A bias, and the function of 0, of which a stream's own zeros know nothing."""
+    between = node("Add", "p c", "q") if function == "Add" else node(function, "p", "q")
+    nodes = [node("Pad", "x pads", "p"), between, node("Conv", "q K", "y")]
+    tensors = {"pads": PADS, "c": normal(rng, CHANNELS, 1)}
+    found = imported(over_time(tmp_path / "m.onnx", rng, nodes, tensors))
+    assert kinds(found)[0] == "Delay"
+    assert same(found, rng, 40)
 
 
 @pytest.mark.parametrize("dynamo", [False, True])

@@ -58,7 +58,6 @@ MIXED = {
     "strided": lambda: convolution(3, [1, 1], strides=[2]),
     "another dilation than its padding": lambda: convolution(2, [20, 0], dilations=[10]),
     "ahead of time": lambda: convolution(3, [20, 20], dilations=[20]),
-    "a delay of 20 frames": lambda: delayed(20),
     "a delay of 90 frames": lambda: delayed(90),
     "lengths": lambda: limited("lengths"),
     "a branch": lambda: limited("branch"),
@@ -99,6 +98,14 @@ def test_frames_that_are_mixed_outside_a_cell_are_refused(kind, tmp_path, rng):
         imported(path)
     if "delay of 90" not in kind and any(each.name == "mixes" for each in nodes):
         assert "'mixes'" in str(error.value)
+
+
+@pytest.mark.parametrize("by", [1, 20, 60])
+def test_a_delay_is_a_layer(by, tmp_path, rng):
+    found = imported(written(tmp_path / "m.onnx", rng, *delayed(by)))
+    assert [layer.kind for layer in found.model.layers] == ["Delay", "Slice", "Add", "LSTM"]
+    x = rng.standard_normal((200, UNITS)).astype(np.float32) * (1 + np.arange(200)[:, None] % 7).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
 
 
 def test_a_batch_that_is_averaged_is_refused(tmp_path, rng):

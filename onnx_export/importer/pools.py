@@ -1,0 +1,41 @@
+"""The largest of windows: MaxPool, along one axis after another."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx_export.importer.blocks import is_elements
+from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.windows import places_of
+
+__all__ = ["max_pool"]
+
+
+def max_pool(trace, node, attributes, inputs, outputs):
+    """Blocks "max" of each window of x [rows, channels, positions, ...]."""
+    x, kernels = inputs[0], attributes["kernel_shape"]
+    if not is_elements(x) or len(kernels) != len(x.shape) - 2:
+        raise Cannot(f"its input has {len(np.shape(x))} axes, its kernel {len(kernels)}")
+    if outputs > 1:
+        raise Cannot("its indices are read")
+    for axis, kernel in enumerate(map(int, kernels)):
+        size = x.shape[2 + axis]
+        stride, dilation, (before, after), count = places_of(attributes, axis, size, kernel)
+        if attributes.get("ceil_mode") and (size + before + after - (kernel - 1) * dilation - 1) % stride:
+            raise Cannot("a max pool with windows that reach beyond its input")
+        at = stride * np.arange(count)[:, None] + dilation * np.arange(kernel) - before
+        inside = (at >= 0) & (at < size)
+        if not inside.any(axis=1).all():
+            raise Cannot("a window is over padding alone")
+        # padding is smaller than any number: an element of the window stands for it
+        at = np.where(inside, at, np.take_along_axis(at, inside.argmax(axis=1)[:, None], axis=1))
+        x = _largest(trace, node, x.numbers, at, 2 + axis)
+    return [x]
+
+
+def _largest(trace, node, numbers: np.ndarray, at: np.ndarray, axis: int) -> Elements:
+    """The largest of the places `at` [places, taps] along an axis."""
+    windows = np.moveaxis(numbers.take(at, axis), axis + 1, -1)
+    if at.shape[1] == 1:
+        return Elements(windows[..., 0])
+    return trace.add("max", node, windows.shape[:-1], [windows.reshape(-1, at.shape[1])])
