@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -142,6 +143,8 @@ def _append(layers: list[Layer], layer: Any) -> None:
         _LAYERS[kind](layers, layer, layer.get_config())
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: {error}") from None
+    if layer.weights and layer.compute_dtype != "float32":
+        warnings.warn(f"{place}, computes in {layer.compute_dtype} in Keras, in float32 here", stacklevel=2)
 
 
 # ---------------------------------------------------------------------------------------------- kinds
@@ -170,6 +173,8 @@ def _check_own(layer: Any) -> None:
     refuse_hooks(layer, "it")  # of Keras' backend PyTorch
     if mode := getattr(layer, "quantization_mode", None):
         raise ValueError(f"its dtype policy must not be quantised, got {mode}")
+    if getattr(layer, "variable_dtype", "float32") in ("float16", "bfloat16") and layer.weights:
+        raise ValueError(f"its weights must be float32, got {layer.variable_dtype}: build it with dtype='float32'")
 
 
 def _said(what: Any) -> str:

@@ -205,8 +205,9 @@ def _print(reports: list[ValidationReport], shape: str, notes: bool, how: dict[s
     if hasattr(stdout, "reconfigure"):
         stdout.reconfigure(errors="replace")  # for terminals that support ASCII only
     if shape == "json":
-        many = {"schema": SCHEMA, "reports": [json.loads(report.to_json()) for report in reports]}
-        click.echo(reports[0].to_json() if len(reports) == 1 else json.dumps(many, indent=1))
+        texts = [report.to_json(require_norm=how["require_norm"]) for report in reports]
+        many = {"schema": SCHEMA, "reports": [json.loads(text) for text in texts]}
+        click.echo(texts[0] if len(texts) == 1 else json.dumps(many, indent=1))
     elif shape == "sarif":
         click.echo(formats.sarif(reports, **how))
     elif shape == "junit":

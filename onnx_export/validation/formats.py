@@ -147,6 +147,8 @@ def github(report: ValidationReport, *, notes: bool = False, **how: bool) -> Ite
         file, title = _escaped(report.path, ",:"), _escaped(f"cnorm {finding.code}", ",:")
         if finding.code != "notes":
             yield f"::{_LEVELS[finding.level]} file={file},title={title}::{_escaped(_said(finding))}"
+    if _fails_alone(report, **how):
+        yield f"::error file={_escaped(report.path, ',:')},title=cnorm::{_escaped(report.conclusion(**how))}"
     yield printable(f"{report.path}: {report.conclusion(**how)}")
 
 
@@ -226,7 +228,10 @@ def junit(reports: list[ValidationReport], **how: bool) -> str:
                 failures += 1
             elif finding.code in ("not-exercised", "not-judged"):
                 ElementTree.SubElement(place, "skipped", message=_xml(finding.message))
-        if not report.judged and not report.problem and not report.compared:
+        if _fails_alone(report, **how):
+            ElementTree.SubElement(whole, "error", type="cannot-validate", message=_xml(report.conclusion(**how)))
+            failures += 1
+        elif not report.judged and not report.problem and not report.compared:
             ElementTree.SubElement(whole, "skipped", message=_xml(report.summary()))
         told = [f"{each.level}[{each.code}]: {_said(each)}" for each in found if each.level not in failing]
         ElementTree.SubElement(whole, "system-out").text = _xml("\n".join([*told, report.conclusion(**how)]), "\n")
@@ -235,6 +240,12 @@ def junit(reports: list[ValidationReport], **how: bool) -> str:
         suite.extend([*cases.values(), whole])
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _fails_alone(report: ValidationReport, **how: bool) -> bool:
+    """Whether the exit code is not 0 for a reason that no finding gives, such as a norm that is required."""
+    failing = failing_levels(**how)
+    return report.exit_code(**how) != SOUND and all(each.level not in failing for each in all_findings(report))
 
 
 def _xml(text: str, kept: str = "") -> str:

@@ -276,9 +276,12 @@ class ValidationReport:
         findings = [Finding(**finding) for finding in data["findings"]]
         return cls(**{**data, "norms": norms, "cells": cells, "findings": findings})
 
-    def to_json(self) -> str:
+    def to_json(self, *, require_norm: bool = False) -> str:
         """The report as JSON (schema: docs/validator.md); NaN and infinities are written as strings."""
-        codes = {"exit_code": self.exit_code(), "strict_exit_code": self.exit_code(strict=True)}
+        codes = {
+            name: self.exit_code(strict=strict, require_norm=require_norm)
+            for name, strict in (("exit_code", False), ("strict_exit_code", True))
+        }
         data = {"schema": SCHEMA, **codes, "summary": self.summary(), **asdict(self)}
         return json.dumps(_finite(data), indent=1, allow_nan=False)
 

@@ -189,6 +189,7 @@ def patched():
         (lambda: L.Dense(4, activation=keras.ops.gelu), "got keras.src.ops.nn.gelu"),
         (lambda: L.Activation(tanh), "activation must be one of keras.activations"),
         (lambda: L.LSTM(4, activation=tanh), "activation must be one of keras.activations"),
+        (lambda: L.LSTM(4, dtype="float16"), "its weights must be float32, got float16: build it with dtype='float32'"),
         (lambda: L.Dense(4, dtype="float8_from_float32"), "its dtype policy must not be quantised, got float8"),
         (Tanh, "Tanh, must be one of"),
         (patched, "it must have the call of its class"),
@@ -226,3 +227,10 @@ def test_a_hook_or_a_call_of_its_own_is_refused(kind, whole):
         refuses(model, ValueError, says)
         if whole:
             refuses(inner, ValueError, says)
+
+
+@pytest.mark.parametrize("layer", [L.Dense, L.GRU])
+def test_a_policy_of_mixed_precision_is_told(layer):
+    model = keras.Sequential([keras.Input((None, 4)), layer(3, dtype="mixed_bfloat16", name="mixed")])
+    with pytest.warns(UserWarning, match="layer 'mixed', .* computes in bfloat16 in Keras, in float32 here"):
+        cnorm.from_keras(model)

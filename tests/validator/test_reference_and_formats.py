@@ -313,6 +313,16 @@ def test_junit_fails_what_the_exit_code_fails():
         assert ElementTree.fromstring(formats.junit([report], **how)).find("testsuite").get("failures") == str(failures)
 
 
+def test_a_norm_that_is_required_fails_in_every_format():
+    report = ValidationReport("m.onnx")
+    how = {"strict": False, "require_norm": True}
+    assert report.exit_code(**how) == 2
+    assert ElementTree.fromstring(formats.junit([report], **how)).find("testsuite").get("failures") == "1"
+    (error, _) = formats.github(report, **how)
+    assert error.startswith("::error file=m.onnx,title=cnorm::cannot validate: ")
+    assert json.loads(report.to_json(require_norm=True))["exit_code"] == 2
+
+
 def test_options_for_one_file_are_refused_for_many(folder):
     result = invoke(folder, "--html", folder / "x.html")
     assert result.exit_code == 2

@@ -176,6 +176,14 @@ async function framesOf(file) {
     ? Float32Array.from({ length: columns }, (_, i) => all[i * rows + k]) : all.slice(k * columns, (k + 1) * columns)));
 }
 
+function checkFrames(frames, inputs) {
+  if (!frames.length) throw new Error("there are no frames in it");
+  frames.forEach((frame, k) => {
+    if (frame.length !== inputs) throw new Error(`a frame must have ${inputs} numbers, got ${frame.length} in frame ${k + 1}`);
+    if (!frame.every(Number.isFinite)) throw new Error(`frame ${k + 1} has a value that is not a finite number`);
+  });
+}
+
 function log(text) {
   $("log").textContent += `${text}\n`;
 }
@@ -188,7 +196,7 @@ async function play(name, parts, interval) {
   url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   session = new Session(url, log);
   await session.connect();
-  if (parts[0].frames[0].length !== session.inputs) throw new Error(`a frame must have ${session.inputs} numbers, got ${parts[0].frames[0].length}`);
+  for (const { frames } of parts) checkFrames(frames, session.inputs);
   $("kill").disabled = false;
   const all = [], latencies = [];
   for (const { frames, label } of parts) {
