@@ -1,8 +1,8 @@
 """Make layers of the steps between a frame and the outputs.
 
-A product with the shifts and scales around it is one `Linear`, a norm with the scale and shift behind it one
-`LayerNorm`. The list of layers has the order of the steps. A step that reads another than the one before it begins with
-a `Slice`; one that reads two is `Add` or `Multiply`.
+A product with the shifts and scales around it is one `Linear`, but for large shifts before it, which are a layer of
+their own; a norm with the scale and shift behind it is one `LayerNorm`. The list of layers has the order of the steps.
+A step that reads another than the one before it begins with a `Slice`; one that reads two is `Add` or `Multiply`.
 """
 
 from __future__ import annotations
