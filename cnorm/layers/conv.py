@@ -16,14 +16,7 @@ TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=Tru
 
 
 class Conv(Layer):
-    """What both convolutions have: weight [outputs, channels / groups, taps] and bias."""
-
-    def _take(self, weight: Any, bias: Any, dilation: int, groups: int) -> None:
-        sizes = self._take_weights(TENSORS, weight, bias)
-        self.dilation, self.groups = at_least(1, dilation, "dilation"), at_least(1, groups, "groups")
-        self.out_channels, self.taps, self.channels = sizes["O"], sizes["K"], sizes["I"] * self.groups
-        if self.out_channels % self.groups:
-            raise ValueError(f"groups must divide the {self.out_channels} outputs, got {groups}")
+    """What all convolutions have: weight, bias, taps, dilation and groups."""
 
     @property
     def depthwise(self) -> bool:
@@ -35,11 +28,12 @@ class Conv(Layer):
         return {"weight": "kernel" if self.depthwise else "weight", "bias": "bias"}
 
     def _matrix(self, weight: np.ndarray) -> np.ndarray:
-        """A weight as the matrix [outputs, taps * channels] of windows [taps, channels], zeros between groups."""
-        whole = np.zeros((self.out_channels, self.taps, self.channels), np.float32)
-        for rows, channels in self._parts():
-            whole[rows, :, channels] = weight[rows].transpose(0, 2, 1)
-        return whole.reshape(self.out_channels, -1)
+        """A weight as the matrix of the layer's product, zeros between groups."""
+        raise NotImplementedError
+
+    def _targets(self, into: np.ndarray) -> list[tuple[np.ndarray, str, Any]]:
+        """The `gradient_targets` of each group's part of that matrix."""
+        raise NotImplementedError
 
     def _parts(self) -> list[tuple[slice, slice]]:
         """The outputs and the channels of each group."""
@@ -57,36 +51,24 @@ class Conv(Layer):
         own = [(into["bias"], "bias", None)] if "bias" in into else []
         if self.depthwise:
             return [(into["weight"].transpose(2, 1, 0), "kernel", None), *own]
-        columns = np.arange(self.taps * self.channels).reshape(self.taps, self.channels)
-        found = []
-        for rows, channels in self._parts():
-            at = (0, np.arange(self.out_channels)[rows, None], columns[:, channels].reshape(1, -1))
-            found.append((into["weight"][rows].transpose(0, 2, 1), "weight", at))
-        return [*found, *own]
+        return [*self._targets(into["weight"]), *own]
 
     def matrices(self) -> dict[str, Matrix]:
         return {} if self.depthwise else {"weight": Matrix(self._matrix(self.weights["weight"]))}
 
-    def longest_sum(self) -> int:
-        return self.weights["weight"][0].size
+    @classmethod
+    def _tensor(cls, values: np.ndarray, taps: int, groups: int) -> np.ndarray:
+        """The inverse of `_matrix`, for sizes that may not fit."""
+        raise NotImplementedError
 
     @classmethod
     def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         taps, groups = entry.get("taps"), entry.get("groups")
         if rows.keys() != {"weight"} or "weight" in others:
             raise ValueError(f"the matrix of a rounded {cls.kind} must be rows.weight, got {sorted(rows)}")
-        values = rows["weight"].values()
-        if not all(type(n) is int and n > 0 for n in (taps, groups)) or values.shape[1] % (taps * groups):
-            raise ValueError(
-                f"taps and groups of {cls.kind} must divide {values.shape[1]}, got {taps!r} and {groups!r}"
-            )
-        if values.shape[0] % groups:
-            raise ValueError(f"groups of {cls.kind} must divide {values.shape[0]}, got {groups}")
-        return others | {"weight": _tensor(values, taps, groups)}
-
-    def with_product(self, weight: np.ndarray, bias: np.ndarray) -> Layer:
-        """A layer with another weight and bias."""
-        return type(self)(weight, bias, **self._numbers())
+        if not all(type(n) is int and n > 0 for n in (taps, groups)):
+            raise ValueError(f"taps and groups of {cls.kind} must be positive, got {taps!r} and {groups!r}")
+        return others | {"weight": cls._tensor(rows["weight"].values(), taps, groups)}
 
     def options(self, size: int) -> dict[str, float]:
         return {
@@ -115,7 +97,47 @@ class Conv(Layer):
         return layer
 
 
-class CausalConv1d(Conv):
+class WindowConv(Conv):
+    """What convolutions have whose outputs are products with windows: weight [outputs, channels / groups, taps]."""
+
+    def _take(self, weight: Any, bias: Any, dilation: int, groups: int) -> None:
+        sizes = self._take_weights(TENSORS, weight, bias)
+        self.dilation, self.groups = at_least(1, dilation, "dilation"), at_least(1, groups, "groups")
+        self.out_channels, self.taps, self.channels = sizes["O"], sizes["K"], sizes["I"] * self.groups
+        if self.out_channels % self.groups:
+            raise ValueError(f"groups must divide the {self.out_channels} outputs, got {groups}")
+
+    def _matrix(self, weight: np.ndarray) -> np.ndarray:
+        """A weight as the matrix [outputs, taps * channels] of windows [taps, channels]."""
+        whole = np.zeros((self.out_channels, self.taps, self.channels), np.float32)
+        for rows, channels in self._parts():
+            whole[rows, :, channels] = weight[rows].transpose(0, 2, 1)
+        return whole.reshape(self.out_channels, -1)
+
+    def _targets(self, into: np.ndarray) -> list[tuple[np.ndarray, str, Any]]:
+        columns, found = np.arange(self.taps * self.channels).reshape(self.taps, self.channels), []
+        for rows, channels in self._parts():
+            at = (0, np.arange(self.out_channels)[rows, None], columns[:, channels].reshape(1, -1))
+            found.append((into[rows].transpose(0, 2, 1), "weight", at))
+        return found
+
+    @classmethod
+    def _tensor(cls, values: np.ndarray, taps: int, groups: int) -> np.ndarray:
+        if values.shape[1] % (taps * groups) or values.shape[0] % groups:
+            raise ValueError(f"taps and groups of {cls.kind} must divide {values.shape}, got {taps} and {groups}")
+        whole = values.reshape(len(values), taps, -1).transpose(0, 2, 1)
+        o, c = len(values) // groups, whole.shape[1] // groups
+        return np.concatenate([whole[g * o : (g + 1) * o, g * c : (g + 1) * c] for g in range(groups)])
+
+    def longest_sum(self) -> int:
+        return self.weights["weight"][0].size
+
+    def with_product(self, weight: np.ndarray, bias: np.ndarray) -> Layer:
+        """A layer with another weight and bias."""
+        return type(self)(weight, bias, **self._numbers())
+
+
+class CausalConv1d(WindowConv):
     """A convolution over time: y = bias + the sum over the taps k of weight[:, :, k] x[t - (taps - 1 - k) dilation].
 
     Its state, f0, f1, ..., is the last (taps - 1) dilation frames, the oldest first; zeros at the start.
@@ -168,7 +190,7 @@ class CausalConv1d(Conv):
         return (self.taps - 1) * self.dilation
 
 
-class Conv1d(Conv):
+class Conv1d(WindowConv):
     """A convolution inside a frame of [channels, positions], flattened; its outputs are [outputs, places], flattened.
 
     Parameters
@@ -236,29 +258,15 @@ class Conv1d(Conv):
         with_name(self, name)
 
     def __repr__(self):
-        shapes = f"{self.channels}x{self.positions} -> {self.out_channels}x{self.places}"
-        more = [
-            f"{k}={v}"
-            for k, v in (("stride", self.stride), ("dilation", self.dilation), ("groups", self.groups))
-            if v > 1
-        ]
-        return f"Conv1d({', '.join([shapes, f'{self.taps} taps', *more])})"
+        return shown_in_frame(self)
 
     def _numbers(self) -> dict:
         more = {"positions": self.positions, "stride": self.stride, "padding": list(self.padding)}
         return super()._numbers() | more | {"padding_mode": self.padding_mode}
 
     def options(self, size: int) -> dict[str, float]:
-        return super().options(size) | {
-            "reflect": self.padding_mode == "reflect",
-            "positions": self.positions,
-            "stride": self.stride,
-            "before": self.padding[0],
-            "after": self.padding[1],
-            "inputs": self.input_size,
-            "results": self.output_size,
-            "groups": self.groups,
-        }
+        reflect = self.padding_mode == "reflect"
+        return super().options(size) | in_frame(self) | {"reflect": reflect, "after": self.padding[1]}
 
     def window_positions(self) -> np.ndarray:
         """The position [places, taps] in the frame under each tap at each place; -1 for a zero."""
@@ -269,11 +277,23 @@ class Conv1d(Conv):
         return np.where((at < 0) | (at > last), -1, at)
 
 
-def _tensor(values: np.ndarray, taps: int, groups: int) -> np.ndarray:
-    """A weight [outputs, channels / groups, taps] from the matrix of windows."""
-    whole = values.reshape(len(values), taps, -1).transpose(0, 2, 1)
-    o, c = len(values) // groups, whole.shape[1] // groups
-    return np.concatenate([whole[g * o : (g + 1) * o, g * c : (g + 1) * c] for g in range(groups)])
+def shown_in_frame(layer: Conv) -> str:
+    """The `repr` of a convolution inside a frame."""
+    shapes = f"{layer.channels}x{layer.positions} -> {layer.out_channels}x{layer.places}"
+    more = [f"{key}={getattr(layer, key)}" for key in ("stride", "dilation", "groups") if getattr(layer, key) > 1]
+    return f"{layer.kind}({', '.join([shapes, f'{layer.taps} taps', *more])})"
+
+
+def in_frame(layer: Conv) -> dict[str, float]:
+    """The options that convolutions inside a frame have beside those of all."""
+    return {
+        "positions": layer.positions,
+        "stride": layer.stride,
+        "before": layer.padding[0],
+        "inputs": layer.input_size,
+        "results": layer.output_size,
+        "groups": layer.groups,
+    }
 
 
 def pair_of(padding: Any) -> tuple[int, int]:

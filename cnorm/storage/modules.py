@@ -16,7 +16,7 @@ from cnorm.folds import fold_batch_norm
 from cnorm.layers import Activation, Embedding, LayerNorm, Linear
 from cnorm.layers.activation import MODULES
 from cnorm.layers.base import Layer, refuse_hooks, with_name
-from cnorm.layers.conv import Conv
+from cnorm.layers.conv import WindowConv
 from cnorm.storage.frameworks import from_torch
 
 __all__ = ["layers_of"]
@@ -153,7 +153,7 @@ def _batch_norm(layers: list, name: str | None, module: Any) -> None:
 def append_batch_norm(layers: list, arrays: list, eps: float, name: str | None) -> None:
     """Fold a batch norm (mean, variance, weight and bias) into the product before it, or make it a product."""
     before = layers[-1] if layers else None
-    if isinstance(before, Linear | Conv) and before.name is None and not before.rows:
+    if isinstance(before, Linear | WindowConv) and before.name is None and not before.rows:
         layers.pop()
     elif len(arrays[0]) <= WIDEST_NORM:
         before = Linear(np.eye(len(arrays[0]), dtype=np.float32))
