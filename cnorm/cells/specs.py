@@ -31,7 +31,6 @@ CHOICES = {
     "scope": ("none", "split", "sum"),
     "grouping": ("joint", "per_gate", "gates_and_candidate"),
     "cell_norm": ("none", "output", "carry"),
-    "eps_place": ("variance", "std"),
     "reset": ("after", "candidate", "before"),
     "update": ("new", "keep"),
 }
@@ -74,10 +73,6 @@ class CellSpec:
         "none"; "output": h = o tanh(LN(c)), and the next step sees c; "carry": c becomes LN(c).
     eps : float or None
         The eps if the user gives none. None: the user must give one, or nothing is normalised.
-    eps_place : str
-        "variance": sqrt(var + eps). "std": sqrt(var) + eps, which the runtime refuses.
-    ddof : int
-        0: the variance divides by n. 1: by n - 1, which the runtime refuses.
     reset : str
         Where a GRU's reset gate acts: "after" the recurrent product, on the whole "candidate", or "before" the product.
     update : str
@@ -105,8 +100,6 @@ class CellSpec:
     grouping: str = "joint"
     cell_norm: str = "none"
     eps: float | None = None
-    eps_place: str = "variance"
-    ddof: int = 0
     reset: str = "after"
     update: str = "new"
     forget_bias: float = 0.0
@@ -138,8 +131,6 @@ class CellSpec:
                 raise ValueError(
                     f"weights: a name has no braces but {{layer}}, {{even}}, {{odd}}, {{reverse}}, got {name!r}"
                 )
-        if self.ddof not in (0, 1):
-            raise ValueError(f"ddof must be 0 or 1, got {self.ddof!r}")
         for name in ("forget_bias", "update_bias", "zoneout"):
             if not _is_number(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
@@ -169,10 +160,6 @@ class CellSpec:
 
     def refusal(self) -> str | None:
         """Why the runtime does not compute this cell, or None if it does; there is no approximate computation."""
-        if self.eps_place == "std" and self.normalises:
-            return "eps is added to the standard deviation, and the runtime adds it to the variance"
-        if self.ddof == 1 and self.normalises:
-            return "the variance divides by n - 1, and the runtime's by n"
         if self.kind == "GRU" and self.scope == "sum" and self.reset == "after":
             return "the reset gate acts between two products whose sum is normalised"
         if self.kind == "GRU" and self.scope != "none" and self.reset == "before":
@@ -243,14 +230,24 @@ def _is_number(value) -> bool:
         return False
 
 
+_OF_EVERY_NORM = {"eps_place": "variance", "ddof": 0}  # behind eps in the format, and so in a model's identity
+
+
 def spec_to_json(spec: CellSpec) -> dict:
-    """`dataclasses.asdict` without the fields that are later than the format, where they have their defaults."""
+    """A spec as in a file, without the fields that are later than the format, where they have their defaults."""
     later = [name for name in ("recurrent_activation", "clip") if getattr(spec, name) == getattr(CellSpec, name)]
-    return {name: value for name, value in asdict(spec).items() if name not in later}
+    told: dict = {}
+    for name, value in asdict(spec).items():
+        told |= {} if name in later else {name: value}
+        told |= _OF_EVERY_NORM if name == "eps" else {}
+    return told
 
 
 def spec_from_json(entry: dict) -> CellSpec:
     """The inverse of `spec_to_json`, for untrusted data."""
+    if isinstance(entry, dict):
+        told = {name for name, value in _OF_EVERY_NORM.items() if entry.get(name) == value}
+        entry = {name: value for name, value in entry.items() if name not in told}
     known = {field.name for field in fields(CellSpec)}
     if not isinstance(entry, dict) or not entry.keys() <= known:
         raise ValueError(f"a spec must be an object with some of {', '.join(sorted(known))}")

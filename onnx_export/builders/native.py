@@ -13,8 +13,8 @@ from onnx_export.graph.tables import FUNCTIONS
 from onnx_export.recurrent import ACTIVATIONS
 
 _HEEDED = {  # the fields of a spec that `build` writes or `refusal` judges, those of norms with the norms
-    "kind", "name", "source", "gates", "weights", "scope", "grouping", "cell_norm", "eps", "eps_place", "ddof", "reset",
-    "update", "forget_bias", "update_bias", "activation", "recurrent_activation", "clip", "zoneout", "cell_clip",
+    "kind", "name", "source", "gates", "weights", "scope", "grouping", "cell_norm", "eps", "reset", "update",
+    "forget_bias", "update_bias", "activation", "recurrent_activation", "clip", "zoneout", "cell_clip",
     "projection_clip",
 }  # fmt: skip
 _PARTS = {"weight_x", "weight_h", "bias", "bias_x", "bias_h", "h0", "c0"}  # that `build` reads, or the state

@@ -214,8 +214,6 @@ OPTIONS = {  # a value of each field of a spec that changes what a cell computes
     "grouping": ("LSTM", "haste", "per_gate"),
     "cell_norm": ("LSTM", "ba2016", "carry"),
     "eps": ("LSTM", "ba2016", 0.1),
-    "eps_place": ("LSTM", "ba2016", "std"),
-    "ddof": ("LSTM", "ba2016", 1),
     "reset": ("GRU", "torch", "candidate"),
     "update": ("GRU", "torch", "new"),
     "forget_bias": ("LSTM", "torch", 1.0),

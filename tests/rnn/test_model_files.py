@@ -484,6 +484,7 @@ def test_rejects_a_rounded_cell_without_a_cell(tmp_path, rng, change):
         {"forget_bias": 1e300},
         {"eps": 10**400},
         {"eps_place": "std"},
+        {"ddof": 1},
         {"weights": [["x", "4H I", "eval"]]},
         {"weights": [["x", "4Z I", "weight_x"], ["h", "4H H", "weight_h"]]},
         {"weights": [["x", "H I", "weight_x"], ["h", "H H", "weight_h"]]},
