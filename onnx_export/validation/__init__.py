@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cnorm.scoring import in_order
 from cnorm.text import message_of
+from onnx_export.validation.findings import Finding, NormReport
 from onnx_export.validation.options import Options, path_text
-from onnx_export.validation.report import Finding, NormReport, ValidationReport
+from onnx_export.validation.report import ValidationReport
 
 if TYPE_CHECKING:
     from onnx_export.model_io import Limits

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from onnx_export import child
+from onnx_export.validation.findings import Finding
 from onnx_export.validation.options import Options
-from onnx_export.validation.report import Finding, ValidationReport
+from onnx_export.validation.report import ValidationReport
 
 _FUNCTION = f"{__name__}:examined"
 

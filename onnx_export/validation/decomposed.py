@@ -55,7 +55,7 @@ class Matcher:
             return []
         wholes: list[Match] = []
         if kind in _FUSED:
-            found = batch_norm(self, node) if kind == "BatchNormalization" else lp_norm(self, node)
+            found = batch_norm(self.moments, node) if kind == "BatchNormalization" else lp_norm(self.moments, node)
             wholes = [found] if found else []
         elif kind == "ReduceL2":
             variance = self.moments.l2(node)
@@ -67,9 +67,10 @@ class Matcher:
                     continue
                 wholes += self._from(node, name)
             if not wholes and kind == "Div":
-                found = absolute(self, node)
+                found = absolute(self.moments, node)
                 wholes = [found] if found else []
-        wholes = [whole for each in wholes if (whole := (each.matcher or self)._finished(each))]
+        finished = [(Matcher(each.scope) if each.scope else self)._finished(each) for each in wholes]
+        wholes = [found for found in finished if found]
         certain = [found for found in wholes if not found.odd]
         return [self._norm(found) for found in certain or wholes[:1]]
 
@@ -140,7 +141,7 @@ class Matcher:
         made = [node.output[0] for node in variance.nodes]
         floating = [name for name in made if self.values.dtype(name) in FLOATS]
         return Norm(
-            scope=found.matcher.scope if found.matcher else self.scope,
+            scope=found.scope or self.scope,
             nodes=list(found.nodes),
             formula=CENTRED if variance.x == variance.centred and not found.near.reason else variance.formula,
             variance=variance.form,
@@ -171,8 +172,8 @@ class Matcher:
             wholes += self.advance(found.add(*path, std=std), user, depth)
             for inner in self.scope.inner if any(True for _ in subgraphs(user)) else ():
                 if inner.owner is user:
-                    matcher = Matcher(inner)
-                    wholes += [each.but(matcher=matcher) for each in matcher._follow(found.add(*path, std=std), depth)]
+                    inside = Matcher(inner)._follow(found.add(*path, std=std), depth)
+                    wholes += [each.but(scope=each.scope or inner) for each in inside]
         return wholes
 
     def advance(self, found: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
@@ -212,7 +213,7 @@ class Matcher:
             return self._counted(found, further, self.values.scalar(user.input[1]), depth)
         whole = self._numerator(extended, user.input[0])
         if whole is None and found.power.is_(0.5):
-            whole = self._difference(found, user) or uncentred(self, extended, user)
+            whole = self._difference(found, user) or uncentred(self.moments, extended, user)
         if whole is not None:
             return self._powered(whole, -found.power.exponent, user, depth)
         if self.scope.constant(user.input[0]) is not None and not found.scale:
@@ -251,7 +252,7 @@ class Matcher:
             return self._powered(whole, found.power.exponent, user, depth)
         if found.reciprocal and self.scope.constant(other) is not None and not found.scale:
             return self._follow(further.but(scale=other), depth - 1)
-        whole = folded_mean(self, found, user) if found.power.is_(-0.5) else None
+        whole = folded_mean(self.moments, found, user) if found.power.is_(-0.5) else None
         return [whole] if whole else []
 
     def _powered(self, found: Match, exponent: float, last: onnx.NodeProto, depth: int) -> list[Match]:

@@ -44,6 +44,7 @@ from onnx_export.validation import (
 )
 from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
+from onnx_export.validation.findings import NOT_JUDGED, CellReport, Finding, NormReport, many
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
@@ -51,7 +52,7 @@ from onnx_export.validation.normal import normal_form
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 from onnx_export.validation.recurrent import Recurrent
-from onnx_export.validation.report import NOT_JUDGED, CellReport, Finding, NormReport, ValidationReport, many
+from onnx_export.validation.report import ValidationReport
 from onnx_export.validation.run import Candidate, Case, Run
 from onnx_export.validation.values import PASSED, Values
 from onnx_export.validation.weights import put_back, set_aside

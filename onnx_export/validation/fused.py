@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -13,20 +12,18 @@ from onnx import TensorProto
 from onnx_export.graph.scope import attribute, op
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.match import Match
+from onnx_export.validation.moments import Moments
 from onnx_export.validation.norm import NearMiss
 from onnx_export.validation.powers import Power
 from onnx_export.validation.statistic import Mean, Variance
 
-if TYPE_CHECKING:
-    from onnx_export.validation.decomposed import Matcher
 
-
-def batch_norm(matcher: Matcher, node: onnx.NodeProto) -> Match | None:
+def batch_norm(moments: Moments, node: onnx.NodeProto) -> Match | None:
     """A BatchNormalization whose channels are rows: its mean and variance are computed from its own input.
 
     Keras 2 reshapes rows to the channels of one image; the scale and bias of the operator are ones and zeros then.
     """
-    values, scope = matcher.values, matcher.scope
+    values, scope = moments.values, moments.scope
     x, scale, bias = node.input[:3]
     shape = scope.shape(x)
     if shape is None or len(shape) < 3 or shape[0] != 1:
@@ -37,7 +34,7 @@ def batch_norm(matcher: Matcher, node: onnx.NodeProto) -> Match | None:
     if attribute(node, "training_mode", 0):
         variance = Variance(x, "", LAYER, "operator", Mean(x, axes, True, ()), ())
     else:
-        variance = _computed(matcher, node, axes)
+        variance = _computed(moments, node, axes)
     if variance is None:
         return None
     eps = float(np.float32(attribute(node, "epsilon", 1e-5)))
@@ -54,13 +51,13 @@ def batch_norm(matcher: Matcher, node: onnx.NodeProto) -> Match | None:
         axes=axes,
         shared=len(variance.nodes),
     )
-    return _without_reshapes(matcher, begun, shape)
+    return _without_reshapes(moments, begun, shape)
 
 
-def _computed(matcher: Matcher, node: onnx.NodeProto, axes: tuple[int, ...]) -> Variance | None:
+def _computed(moments: Moments, node: onnx.NodeProto, axes: tuple[int, ...]) -> Variance | None:
     """The variance of a BatchNormalization if it and the mean are statistics of each channel of the input."""
-    values, shape = matcher.values, matcher.scope.shape(node.input[0])
-    mean, variance = matcher.moments.mean(node.input[3]), matcher.moments.variance(node.input[4])
+    values, shape = moments.values, moments.scope.shape(node.input[0])
+    mean, variance = moments.mean(node.input[3]), moments.variance(node.input[4])
     if mean is None or variance is None or mean.squared or variance.order:
         return None
     added = values.made_by(values.strip(node.input[0])[0], "Unsqueeze")
@@ -78,9 +75,9 @@ def _computed(matcher: Matcher, node: onnx.NodeProto, axes: tuple[int, ...]) -> 
     return replace(variance, nodes=nodes, near=raw.then(mean.miscount), stored_reciprocal=rounded, reshaped=True)
 
 
-def _without_reshapes(matcher: Matcher, found: Match, shape: tuple[int | None, ...]) -> Match:
+def _without_reshapes(moments: Moments, found: Match, shape: tuple[int | None, ...]) -> Match:
     """The match restated for the value before a change of shape that is undone after the operator."""
-    values, scope, x = matcher.values, matcher.scope, found.variance.x
+    values, scope, x = moments.values, moments.scope, found.variance.x
     before = values.made_by(values.strip(x)[0], "Reshape", "Unsqueeze")
     given = None if before is None else scope.shape(before.input[0])
     back = None if before is None else values.reshaped_back(found.y, given, before.input[0])
@@ -95,18 +92,18 @@ def _without_reshapes(matcher: Matcher, found: Match, shape: tuple[int | None, .
     return found
 
 
-def lp_norm(matcher: Matcher, node: onnx.NodeProto) -> Match | None:
+def lp_norm(moments: Moments, node: onnx.NodeProto) -> Match | None:
     """x - mean, or x, divided by its L2 norm and multiplied by sqrt(n), or by a gain that contains this factor.
 
     A gain alone does not tell an RMS norm from a cosine, so the factor is required there. The operator gives 0 for
     rows of zeros.
     """
-    values, source = matcher.values, node.input[0]
+    values, source = moments.values, node.input[0]
     axes = values.axes((attribute(node, "axis", -1),), source)
     n = values.count(axes, source)
     if attribute(node, "p", 2) != 2 or n is None:
         return None
-    centred = matcher.moments.centred(source)
+    centred = moments.centred(source)
     if centred is not None and (centred.negative or values.axes(centred.mean.axes, centred.x) != axes):
         return None
     gains = []

@@ -6,8 +6,8 @@ from html import escape
 from math import isfinite, log10
 
 from cnorm.text import printable
-from onnx_export.validation.formats import all_findings, cell_facts, formula
-from onnx_export.validation.report import CellReport, NormReport, ValidationReport
+from onnx_export.validation.findings import CellReport, NormReport, cell_facts, formula
+from onnx_export.validation.report import ValidationReport, all_findings
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em;

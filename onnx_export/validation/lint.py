@@ -18,9 +18,9 @@ from onnx_export.graph.scope import attribute, op, opset_versions, scopes, unit_
 from onnx_export.nodes import model_nodes
 from onnx_export.operators import LAYER, RMS, operator_of
 from onnx_export.validation import traps
+from onnx_export.validation.findings import Finding, many
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm
-from onnx_export.validation.report import Finding, many
 from onnx_export.validation.values import Values, varying
 
 # Operators named norms that are no layer norms; the first two are looked into where their inputs are computed.

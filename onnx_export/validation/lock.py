@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from cnorm.text import clip
-from onnx_export.validation.report import RECURRENCE, Finding, ValidationReport
+from onnx_export.validation.findings import RECURRENCE, Finding
+from onnx_export.validation.report import ValidationReport
 
 LOCK_SCHEMA = 2
 _FIELDS = ("formula", "variance", "eps", "eps_dtype", "near_miss", "normal")

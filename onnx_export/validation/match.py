@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto
 
+from onnx_export.graph.scope import Scope
 from onnx_export.operators import RMS
 from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.powers import Power
 from onnx_export.validation.statistic import Variance
-
-if TYPE_CHECKING:
-    from onnx_export.validation.decomposed import Matcher
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ class Match:
         Normalised axes if they are not those of the variance.
     shrink, shared
         As in `Norm`.
-    matcher : Matcher or None
-        That of the inner graph in which the quotient lies, None for the graph of the variance.
+    scope : Scope or None
+        The inner graph in which the quotient lies, None for the graph of the variance.
     """
 
     variance: Variance
@@ -60,7 +57,7 @@ class Match:
     axes: tuple[int, ...] | None = None
     shrink: float = 1.0
     shared: int = 0
-    matcher: Matcher | None = None
+    scope: Scope | None = None
 
     @property
     def reciprocal(self) -> bool:

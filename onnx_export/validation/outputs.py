@@ -13,7 +13,7 @@ from onnx_export import ort, recurrent
 from onnx_export.errors import Unreadable
 from onnx_export.graph.scope import unit_roundoff
 from onnx_export.validation import inputs
-from onnx_export.validation.report import Finding
+from onnx_export.validation.findings import Finding
 from onnx_export.validation.run import Run
 
 _DRAWS = 3

@@ -19,9 +19,9 @@ from cnorm.text import clip
 from onnx_export.graph.scope import Scope, attribute, op, scopes, used
 from onnx_export.graph.tables import MOVING, RESHAPING, SAME
 from onnx_export.nodes import all_graphs, subgraphs
+from onnx_export.validation.findings import NOT_JUDGED, RECURRENCE, CellReport, Finding
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.recurrent import Recurrent
-from onnx_export.validation.report import NOT_JUDGED, RECURRENCE, CellReport, Finding
 from onnx_export.validation.values import SUMS, Values
 
 _PRODUCT = re.compile("MatMul|Gemm|Conv|Einsum")

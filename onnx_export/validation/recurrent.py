@@ -22,8 +22,8 @@ from cnorm.text import clip
 from onnx_export import ort, recurrent
 from onnx_export.graph.scope import Scope, scopes, unit_roundoff
 from onnx_export.recurrent import Cell, State
+from onnx_export.validation.findings import NOT_JUDGED, CellReport
 from onnx_export.validation.lock import value_hash
-from onnx_export.validation.report import NOT_JUDGED, CellReport
 from onnx_export.validation.taps import Tap, expose
 from onnx_export.validation.values import stored
 

@@ -13,8 +13,8 @@ from cnorm.text import clip, quoted
 from onnx_export.graph.scope import Scope, attribute, op
 from onnx_export.graph.tables import LAYOUT, MOVING
 from onnx_export.validation import outputs
+from onnx_export.validation.findings import Finding
 from onnx_export.validation.recurrent import SLOTS, Recurrent
-from onnx_export.validation.report import Finding
 from onnx_export.validation.values import stored
 
 # Producers that train GRUs with the reset gate behind the product; keras with reset_after=False has no recurrent bias.

@@ -1,4 +1,4 @@
-"""The validator's report: plain data, its JSON, its exit code and the reason for it."""
+"""The validator's report: plain data, its JSON, its table, its exit code and the reason for it."""
 
 from __future__ import annotations
 
@@ -7,127 +7,36 @@ from dataclasses import asdict, dataclass, field
 from io import StringIO
 from typing import Any
 
+from cnorm.text import printable
 from onnx_export.runtimes import DATA, FAR
+from onnx_export.validation.findings import (
+    NOT_JUDGED,
+    VERDICT_LEVELS,
+    VERDICTS,
+    CellReport,
+    Finding,
+    NormReport,
+    columns,
+    failing_levels,
+    many,
+    numbers,
+    said,
+)
 
 SCHEMA = 1
-NOT_JUDGED = "not judged"
-VERDICTS = ("ok", "near miss", "risky", "inaccurate", "wrong", "not exercised", NOT_JUDGED)
-# The verdicts that are findings, too, and their levels
-VERDICT_LEVELS = {"wrong": "error", "inaccurate": "error", "risky": "warning"}
-VERDICT_LEVELS |= {"not exercised": "note", NOT_JUDGED: "note"}
-RECURRENCE = "recurrence"  # the kind of one that no operator names
 SOUND, UNSOUND, CANNOT, REFUSED = 0, 1, 2, 3
-MOST_RATIO = 1e12  # largest error / bound in a plot, in place of larger values and infinity
-
-
-@dataclass
-class Finding:
-    """An observation about the file, a norm or the runtime, apart from the verdicts.
-
-    Attributes
-    ----------
-    level : {"error", "warning", "note"}
-    code : str
-        Short and stable, such as "eps-zero"; docs/validator.md lists them.
-    message : str
-    norm : str
-        Name of the norm it is about, empty for the file or the runtime.
-    """
-
-    level: str
-    code: str
-    message: str
-    norm: str = ""
-
-
-@dataclass
-class NormReport:
-    """One norm and its verdict. Fields up to `near_miss` describe the `norm.Norm`.
-
-    Attributes
-    ----------
-    verdict : {"ok", "near miss", "risky", "inaccurate", "wrong", "not exercised"}
-        "near miss" where the runtime computes the nodes accurately, but they are no norm.
-    blame : {"", "file", "kernel", "optimiser"}
-    detail : str
-        The reason for the verdict, in one sentence.
-    error, bound : float or None
-        Error against float64, and its bound, at the element where their ratio is largest.
-    conditioning : float or None
-        Largest max|x| / sqrt(var + eps) of a row seen in the run.
-    became : str
-        The operator that the optimiser made of it.
-    risks : list of str
-        Families of stress rows on which it failed.
-    points : list of [float, float, str]
-        (conditioning, error / bound, origin) of tapped and stress rows, for the plot.
-    scale_hash, bias_hash : str
-        Hashes of the stored values; "computed" if the graph computes them, empty if there are none.
-    of : str
-        "x - f(x)" for an RMS norm of such a difference, else empty.
-    normal : dict
-        What `lock.compare` compares (`normal.normal_form`).
-    """
-
-    name: str
-    scope: str
-    form: str
-    formula: str
-    variance: str
-    axes: list[int] | None
-    eps: float
-    eps_dtype: str
-    scale: str
-    bias: str
-    compute_dtype: str
-    near_miss: str = ""
-    verdict: str = "not exercised"
-    blame: str = ""
-    detail: str = ""
-    error: float | None = None
-    bound: float | None = None
-    conditioning: float | None = None
-    became: str = ""
-    risks: list[str] = field(default_factory=list)
-    points: list[list[Any]] = field(default_factory=list, repr=False)
-    scale_hash: str = ""
-    bias_hash: str = ""
-    of: str = ""
-    normal: dict[str, Any] = field(default_factory=dict, repr=False)
-
-
-@dataclass
-class CellReport:
-    """One recurrent node and its verdict, or a recurrence that no operator names.
-
-    Attributes
-    ----------
-    name, scope : str
-    kind : str
-        "LSTM", "GRU" or "RNN"; or, never judged, an operator of another domain such as "DynamicQuantizeLSTM", or
-        "recurrence".
-    facts : dict of str to str
-        Its attributes and the sources of its states and lengths, in a normal form without defaults.
-    inputs, units : int or None
-        Length of x and of h, None where the file does not say.
-    verdict, blame, detail, error, bound
-        As of a `NormReport`, and "not judged"; the error is that of a step, or of a whole run.
-    hashes : dict of str to str
-        Of W, R and P, and of the bias as it acts: "computed" if the graph computes them, empty if there are none.
-    """
-
-    name: str
-    scope: str
-    kind: str
-    facts: dict[str, str]
-    inputs: int | None
-    units: int | None
-    verdict: str = "not exercised"
-    blame: str = ""
-    detail: str = ""
-    error: float | None = None
-    bound: float | None = None
-    hashes: dict[str, str] = field(default_factory=dict)
+_MOST_NAMES = 3
+PROBLEMS = ("cannot-validate", "refused")
+_ALWAYS = ("not-exercised", "not-judged", "runtimes", "unclaimed")  # notes that are printed without --notes
+_COLOURS = {
+    "ok": "green",
+    "near miss": "yellow",
+    "risky": "yellow",
+    "inaccurate": "red",
+    "wrong": "bold red",
+    "not exercised": "dim",
+    NOT_JUDGED: "yellow",
+}
 
 
 @dataclass(repr=False)
@@ -201,8 +110,6 @@ class ValidationReport:
 
     def __str__(self) -> str:
         from rich.console import Console
-
-        from onnx_export.validation.formats import show
 
         text = StringIO()
         show(self, Console(file=text, width=120), notes=True)
@@ -286,14 +193,81 @@ class ValidationReport:
         return json.dumps(_finite(data), indent=1, allow_nan=False)
 
 
-def failing_levels(*, strict: bool = False, **_: bool) -> tuple[str, ...]:
-    """The levels of findings that make a file unsound, with the options of `ValidationReport.exit_code`."""
-    return ("error", "warning") if strict else ("error",)
+def all_findings(report: ValidationReport) -> list[Finding]:
+    """The findings of a report, its verdicts and its problem among them."""
+    found = [
+        Finding(
+            VERDICT_LEVELS[each.verdict], each.verdict.replace(" ", "-"), each.detail or "it was not run", each.name
+        )
+        for each in report.judged
+        if each.verdict in VERDICT_LEVELS
+    ]
+    found += report.findings
+    if report.problem:
+        found.append(Finding("error", "refused" if report.refused else "cannot-validate", report.problem))
+    return found
 
 
-def many(count: int, what: str, plural: str = "s") -> str:
-    """A number and what it counts, in the plural for other numbers than 1."""
-    return f"{count} {what}{plural * (count != 1)}"
+def shown_findings(report: ValidationReport, notes: bool) -> list[Finding]:
+    """The findings to print, equal ones merged; with notes, or with one on their number."""
+    found = digest(all_findings(report))
+    hidden = [] if notes else [each for each in found if each.level == "note" and each.code not in _ALWAYS]
+    shown = [each for each in found if each not in hidden]
+    if hidden:
+        codes = ", ".join(dict.fromkeys(each.code for each in hidden))
+        shown.append(Finding("note", "notes", f"{len(hidden)} of {codes}; --notes shows them"))
+    return shown
+
+
+def digest(findings: list[Finding]) -> list[Finding]:
+    """Merge findings that several norms share into one."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        groups.setdefault((finding.level, finding.code, finding.message), []).append(finding.norm)
+    return [Finding(*key, _names(names)) for key, names in groups.items()]
+
+
+def _names(names: list[str]) -> str:
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(filter(None, names))
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+
+
+def before_conclusion(report: ValidationReport, notes: bool, **how: bool) -> list[Finding]:
+    """The findings to print before the conclusion, which says itself why a file could not be validated."""
+    said = report.exit_code(**how) in (CANNOT, REFUSED)
+    return [each for each in shown_findings(report, notes) if not (said and each.code in PROBLEMS)]
+
+
+def show(report: ValidationReport, console, *, notes: bool = False, **how: bool) -> None:
+    """Print the report on a rich console."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(value: object, style: str = "") -> Text:
+        return Text(printable(str(value)), style=style)
+
+    if report.judged:
+        table = Table(title=text(report.path), title_justify="left", pad_edge=False)
+        for heading in ("norm", "what", "axes", "eps", "error", "bound", "verdict"):
+            table.add_column(heading, overflow="fold")
+        for each in report.judged:
+            table.add_row(
+                text(each.name if each.name.startswith(each.scope) else f"{each.name} ({each.scope})"),
+                *map(text, columns(each)),
+                *map(text, numbers(each)),
+                text(f"{each.verdict} ({each.blame})" if each.blame else each.verdict, _COLOURS[each.verdict]),
+            )
+        console.print(table)
+    for finding in before_conclusion(report, notes, **how):
+        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
+        if finding.code in PROBLEMS:
+            console.print(text(f"{finding.code.replace('-', ' ')}: {finding.message}", "bold red"))
+        else:
+            console.print(text(f"{finding.level}[{finding.code}] {said(finding)}", style))
+    for line in report.fixed:
+        console.print(text(line))
+    console.print(text(report.conclusion(**how)))
 
 
 def _finite(value: Any) -> Any:

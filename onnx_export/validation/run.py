@@ -12,11 +12,11 @@ from cnorm.text import clip
 from onnx_export import ort
 from onnx_export.graph.scope import Scope, boundary, op, scopes
 from onnx_export.validation import inputs, sampling
+from onnx_export.validation.findings import Finding, NormReport
 from onnx_export.validation.isolated import Isolated, cast_feeds, fused_into, makers, subgraph_model
 from onnx_export.validation.judge import JudgedRows, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.options import Options
-from onnx_export.validation.report import Finding, NormReport
 from onnx_export.validation.taps import Tap, expose, has_halves
 
 _RANDOM = frozenset(

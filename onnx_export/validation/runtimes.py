@@ -13,9 +13,9 @@ from onnx_export import runtimes
 from onnx_export.graph.scope import scopes
 from onnx_export.runtimes import DATA, Observation, Table, Traits
 from onnx_export.runtimes.traits import traits_of
+from onnx_export.validation.findings import Finding
 from onnx_export.validation.norm import RMS, Norm
 from onnx_export.validation.recurrent import Recurrent
-from onnx_export.validation.report import Finding
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 

@@ -13,11 +13,11 @@ from cnorm.text import clip
 from onnx_export.graph.evaluate import in_types
 from onnx_export.operators import SEQUENTIAL_SUMS
 from onnx_export.validation import stress
+from onnx_export.validation.findings import MOST_RATIO, Finding, NormReport
 from onnx_export.validation.isolated import cast_feeds, subgraph_model
 from onnx_export.validation.judge import JudgedRows, Measure, worst
 from onnx_export.validation.norm import NONE
 from onnx_export.validation.pairwise import PAIRWISE
-from onnx_export.validation.report import MOST_RATIO, Finding, NormReport
 from onnx_export.validation.run import Case, Run
 
 BROKEN = 100.0  # times the bound; a runtime with a larger error is "wrong", below it "inaccurate"

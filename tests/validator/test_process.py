@@ -19,7 +19,8 @@ from click.testing import CliRunner
 
 from onnx_export import validate, validate_many
 from onnx_export.validation.command import validate as command
-from onnx_export.validation.report import Finding, NormReport, ValidationReport
+from onnx_export.validation.findings import Finding, NormReport
+from onnx_export.validation.report import ValidationReport
 
 CLEAN = [
     gallery.native_layer_norm,
@@ -148,7 +149,7 @@ def test_terminal_output_has_no_escapes_from_the_file():
 
     from rich.console import Console
 
-    from onnx_export.validation.formats import show
+    from onnx_export.validation.report import show
 
     out = StringIO()
     show(hostile_report(), Console(file=out, force_terminal=True, width=100))
