@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isclose, prod
+from math import isclose
 
 import numpy as np
 
@@ -64,29 +64,6 @@ class Fit:
     def factor(self) -> float | None:
         """The one number that all elements are multiplied by; None if there is a scale or a bias."""
         return float(self.scale.flat[0]) if self.scale.size == 1 and not self.bias.any() else None
-
-
-def what_norm(function: Callable[[list[np.ndarray]], Sequence[np.ndarray]], shape: tuple[int, ...], unit=2.0**-24):
-    """The norm that a function computes, by its results on a few probes.
-
-    Parameters
-    ----------
-    function : callable
-        Given a list of float64 arrays [shape], returns as many results. It decides what it costs; it is called once.
-    shape : tuple of int
-        Of x and y, of at most 5 axes and 65536 elements.
-    unit : float
-        Unit roundoff of the narrowest stored constant.
-
-    Returns
-    -------
-    Fit or None
-        None where no law fits, or a result of large x is not finite, or of another shape.
-    """
-    if not 0 < len(shape) <= MOST_AXES or not 2 <= prod(shape) <= MOST_ELEMENTS:
-        return None
-    source = Source(shape)
-    return source.fit(list(function(source.xs)), unit)
 
 
 class Source:

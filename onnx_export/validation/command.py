@@ -24,6 +24,7 @@ from onnx_export.validation.jobs import Job, jobs_of
 from onnx_export.validation.options import Options, known_runtime
 from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport
 
+_PATH = click.Path(path_type=Path)
 _POSITIVE = click.FloatRange(0, min_open=True)
 _MOST_MEMORY = 2.0**30  # GiB; larger values are cut to this
 
@@ -52,27 +53,11 @@ def _finite(_context, _option, value: float) -> float:
 
 
 @click.command(name="validate", short_help="Check the norms of ONNX files.")
-@click.argument("models", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option(
-    "--input",
-    type=click.Path(path_type=Path),
-    help="Inputs: an .npz by name, or an .npy for the only one.",
-)
-@click.option(
-    "--outputs",
-    type=click.Path(path_type=Path),
-    help="An .npz with the outputs a framework gives for them.",
-)
-@click.option(
-    "--like",
-    type=click.Path(path_type=Path),
-    help="Hold the norms to those of another model or lock file.",
-)
-@click.option(
-    "--lock",
-    type=click.Path(path_type=Path),
-    help="Write a lock file for --like of later runs.",
-)
+@click.argument("models", type=_PATH, nargs=-1, required=True)
+@click.option("--input", type=_PATH, help="Inputs: an .npz by name, or an .npy for the only one.")
+@click.option("--outputs", type=_PATH, help="An .npz with the outputs a framework gives for them.")
+@click.option("--like", type=_PATH, help="Hold the norms to those of another model or lock file.")
+@click.option("--lock", type=_PATH, help="Write a lock file for --like of later runs.")
 @click.option(
     "--runtime",
     multiple=True,
@@ -85,18 +70,14 @@ def _finite(_context, _option, value: float) -> float:
 @click.option("--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of generated inputs.")
 @click.option("--external-data", is_flag=True, help="Allow tensors in any other files in the model's folder.")
-@click.option("--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead.")
+@click.option("--data-root", type=_PATH, help="The folder external files must lie in instead.")
 @click.option("--strict", is_flag=True, help="Fail (1) on risky norms and warnings, and (2) on norms not exercised.")
 @click.option("--require-norm", is_flag=True, help="Fail (2) where no norm was judged.")
 @click.option("--format", "shape", type=click.Choice(["text", "json", "github", "sarif", "junit"]), default="text")
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
 @click.option("--notes", is_flag=True, help="Print notes, too, instead of their number.")
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path),
-    help="Write the report as one HTML file.",
-)
-@click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
+@click.option("--html", type=_PATH, help="Write the report as one HTML file.")
+@click.option("--fix", type=_PATH, help="Write a copy with LayerNormalization operators.")
 @click.option("--opset", type=click.IntRange(1), help="With --fix: convert to this opset first; the operator needs 17.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Models at the same time.")
 @click.option("--timeout", type=_POSITIVE, callback=_finite, default=600.0, show_default=True, help="Seconds a model.")

@@ -1,5 +1,5 @@
 /* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h, in their notation; (9)
- * is in scope_backward.inl.h, (10) and (11) are in rnn/backward.c. The gates of an LSTM are on the tape, those of
+ * is in scope_backward.inl.h, (10) and (11) are in rnn/layers/cell.c. The gates of an LSTM are on the tape, those of
  * other cells are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays
  * zero in every gradient. */
 

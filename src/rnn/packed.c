@@ -166,7 +166,7 @@ static cnorm_status read_field(packed_file *file, const layer_ops *ops, const pa
     const vector_shape shape = field->shape(to);
     if (shape.floats == 0) return CNORM_OK; /* the options use no such vector */
     const int described = from->gates == (uint64_t)shape.gates && from->units == (uint64_t)shape.units;
-    if (from->type != PACKED_VECTOR || (file->head.version > 1 && !described)) return CNORM_ERROR_LAYER;
+    if (from->type != PACKED_VECTOR || !described) return CNORM_ERROR_LAYER;
     return read_vector(file, from->at, shape.floats, field_vector(to, field));
 }
 

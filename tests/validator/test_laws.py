@@ -12,7 +12,7 @@ from writings import Writing
 
 from onnx_export import operators
 from onnx_export.graph.scope import inline, scopes, with_shapes
-from onnx_export.laws.fit import what_norm
+from onnx_export.laws.fit import Source
 from onnx_export.laws.sources import norms
 from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import settle_references, sort_nodes
@@ -99,7 +99,8 @@ def read(data):
 
 
 def by_rows(function, shape=(4, 16)):
-    return what_norm(lambda xs: list(map(function, xs)), shape)
+    source = Source(shape)
+    return source.fit(list(map(function, source.xs)))
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6, 1e-5, 1e-3])
