@@ -386,7 +386,8 @@ def children(pid):
         if entry.name.isdigit():
             try:
                 if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                    found.append(int(entry.name))
+                    is_python = b"json" in (entry / "cmdline").read_bytes()  # others, such as uname, end at once
+                    found += [int(entry.name)] if is_python else []
             except OSError:
                 continue
     return found
@@ -403,11 +404,11 @@ def test_child_process_ends_and_cleans_up_with_its_parent(how, tmp_path):
     command_line = [sys.executable, "-P", "-m", "onnx_export.validation", str(path)]
     parent = subprocess.Popen(command_line, env=os.environ | {"TMPDIR": str(scratch)}, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not children(parent.pid):
+    while not (found := children(parent.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(1.0)  # by now the child has read its request
-    (child,) = children(parent.pid)
+    (child,) = found
     parent.send_signal(how)
     parent.wait()
     deadline = time.monotonic() + 1
