@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long runtimes frameworks docs lock clean
+.PHONY: help demo test test-all lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long runtimes frameworks docs lock clean
 
 help:                        ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -11,8 +11,11 @@ help:                        ## this list
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/python -P examples/demo/demo.py
 
-test: .venv/built ctest      ## the tests that must pass before a commit
+test: .venv/built ctest      ## the tests that must pass before a commit, without what is exhaustive
 	$(BIN)/python -P -m pytest -n auto
+
+test-all: .venv/built ctest  ## every test, as .ci/run: every combination, length and writing
+	$(BIN)/python -P -m pytest -n auto --all
 
 lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/ruff check .

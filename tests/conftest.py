@@ -1,5 +1,6 @@
 """Fixtures shared by all test files."""
 
+import collections
 import importlib
 import os
 import platform
@@ -20,6 +21,27 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("cnorm")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="every case of the tests that are marked exhaustive")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is exhaustive, without --all and where no test or word is asked for by name."""
+    if config.getoption("--all") or config.getoption("keyword") or any("::" in given for given in config.args):
+        return
+    kept, left, cases = [], [], collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("exhaustive")
+        part = mark.kwargs.get("one_in") if mark else 1
+        name = item.nodeid.partition("[")[0]
+        # multiples of the golden ratio spread evenly, whatever the period of the parameters
+        here = part and int(cases[name] * 0.6180339887498949 % 1 * part) == 0
+        cases[name] += 1
+        (kept if here else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
 
 
 @pytest.fixture(params=cnorm.available_isas())

@@ -40,6 +40,7 @@ def shifted_normal(mean_over_std, rows, n):
     return x, reference.layer_norm(x)[0]
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize(("rows", "n"), [(4096, 1024), (512, 768), (128, 4096), (128, 8192)])
 @pytest.mark.parametrize("mean_over_std", MEAN_OVER_STD)
 def test_error_at_any_mean(mean_over_std, rows, n):

@@ -81,6 +81,7 @@ def node_file(path, kind, rng, **attributes):
     return path
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize(
     ("kind", "attributes"),
     [

@@ -71,6 +71,7 @@ def run(exported, level, x, before):
     return {name: result[f"{name}_out"] for name in before} | {"y": result["y"][0] if sequence else result["y"]}
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", ["step", "sequence"])
 @every_cell
@@ -94,6 +95,7 @@ def test_parity_of_every_preset(key, outputs):
         assert report.ok, str(report)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @every_cell
 def test_float16_of_every_preset(key, outputs):
     model = trajectory(key, outputs)[0]

@@ -53,6 +53,7 @@ def read_back(model, how, path):
     return read.layers
 
 
+@pytest.mark.exhaustive(one_in=11)
 @pytest.mark.parametrize(("key", "how"), CHOSEN)
 def test_every_preset_is_read_back(key, how, tmp_path):
     layer, _ = random_cell(key, np.random.default_rng(0), 5, 8, eps=eps_of(key))

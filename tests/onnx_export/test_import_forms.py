@@ -21,6 +21,7 @@ def cell_weights(rng, kind, size=SIZE, directions=1):
             "B": normal(rng, directions, 2 * rows)}  # fmt: skip
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("frames", [1, "T"])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("kind", GATES)

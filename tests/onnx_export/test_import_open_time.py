@@ -77,6 +77,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_a_convolution_in_each_frame(case, dynamo, torch, tmp_path, rng):
@@ -176,6 +177,7 @@ def of_rows(torch, forward):
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("case", ROWS)
 def test_parts_of_each_frame(case, torch, tmp_path, rng):
     forward, kind, count = ROWS[case]
@@ -199,6 +201,7 @@ MIXING = {
 }
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_frames_is_refused(case, dynamo, torch, tmp_path):
@@ -244,6 +247,7 @@ def layers_of(torch, forward):
     return module
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("case", DELAYED)
 def test_frames_before_are_a_delay(case, torch, tmp_path, rng):
     dynamo = case in ("a sum", "before a GRU", "several")

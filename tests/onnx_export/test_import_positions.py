@@ -48,6 +48,7 @@ def cached(path, rng, *, groups=1, dilation=1, transposed=False, kept=(1, 1 << 4
     return saved(path, nodes, {"x": FRAME, "c": cache}, {"y": FRAME, "c_out": cache}, tensors)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (2, 1), (CHANNELS, 2), (CHANNELS, 5)])
 def test_a_causal_convolution_with_a_cache_is_a_delay_and_one_in_the_frame(groups, dilation, transposed, tmp_path, rng):
@@ -182,6 +183,7 @@ def over_positions(path, rng, kind="GRU", way="bidirectional", start=0.0, **more
     return saved(path, nodes, *ends, tensors)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("way", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_a_cell_over_positions(kind, way, tmp_path, rng):

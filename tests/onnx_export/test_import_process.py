@@ -42,6 +42,7 @@ def path(tmp_path, rng):
     return saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, 2]}, weights)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize(
     ("body", "options", "says"),
     [
@@ -141,6 +142,7 @@ def test_an_interrupt_ends_the_child_too(path):
     assert not Path(f"/proc/{child}").exists()
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("number", range(len(hostile.KINDS)), ids=list(hostile.KINDS))
 def test_small_files_that_ask_for_much(number, tmp_path):
     """tests/fuzz/hostile_onnx.py tries hundreds, with their time and memory."""

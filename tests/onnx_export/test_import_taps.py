@@ -69,6 +69,7 @@ CASES = {
 }
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("case", CASES)
 def test_results_that_join(case, tmp_path, rng):
     nodes, size, kinds = CASES[case]

@@ -145,6 +145,7 @@ def test_states_over_a_time_axis_are_fed(units, steps, tmp_path, rng):
     assert found.model.check(x, theirs).ok
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("steps", ["T", 9])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_the_last_state_of_a_sequence_is_its_last_frame(kind, steps, tmp_path, rng):

@@ -121,6 +121,7 @@ def expected(module, states, x):
         return torch.cat(ys).numpy()
 
 
+@pytest.mark.exhaustive
 def test_random_modules(tmp_path):
     """The newer exporter writes nn.RNN out for the frames of its example: the few that are over time are refused."""
     loaded, refused = 0, []

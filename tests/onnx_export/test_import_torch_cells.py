@@ -182,6 +182,7 @@ def exported(module, dynamo, path):
     return zeros
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(("name", "dynamo"), CHOSEN)
 def test_a_cell_written_in_pytorch(name, dynamo, tmp_path):
     torch.manual_seed(0)

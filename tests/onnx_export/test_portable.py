@@ -24,6 +24,7 @@ def of_preset(key, rng):
     return cnorm.Model([layer, random_linear(rng, layer.output_size, 3)])
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("options", LOOPS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("portable", [False, True])
 def test_every_form_of_loop(rng, options, portable):
@@ -52,6 +53,7 @@ def test_every_preset_folded(rng, key, opset):
     assert {name for node in exported.graph.node for name in node.input} >= stored  # nothing is left over
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("key", KINDS, ids=lambda key: "-".join(key))
 def test_every_preset_unrolled(rng, key):
     model = of_preset(key, rng)

@@ -20,6 +20,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("compiler", ["gcc", *(["clang"] if shutil.which("clang") else [])])
 @pytest.mark.parametrize("flags", [[], ["-march=x86-64-v4"], ["-Wall", "-Wextra", "-Wno-unused-function", "-std=c11"]])
 def test_compiles_without_a_warning(compiler, flags, folder):

@@ -328,6 +328,7 @@ def test_tables_and_pictures(document, steps):
         assert file.getvalue().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stem", ["norms", "rnn"])
 def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, stem):
     document = bench.run(stem, sizes=[(2, 3)], out_dir=tmp_path / "out", json=stem == "rnn", seconds=0.001)
@@ -341,6 +342,7 @@ def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, stem):
         assert "geometric" in printed
 
 
+@pytest.mark.exhaustive
 def test_training_is_measured_and_printed(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # compiling takes a minute
     document = bench.run("training", sizes=[(3, 4)], out_dir=tmp_path / "out", seconds=0.001)

@@ -133,6 +133,7 @@ def check_scores(command, data, **keywords):
 # ---- from source -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_two_files(environment, data, tmp_path):
     for source in (EXAMPLES / "scores.c", *Path(environment["TWO_FILES"]).glob("cnorm.[ch]")):
         shutil.copy(source, tmp_path)

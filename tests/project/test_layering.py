@@ -247,6 +247,7 @@ def test_fused_instruction_search_detects_a_fused_instruction(tmp_path):
     assert re.search(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", listing, re.MULTILINE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64-v4 is a level of x86-64")
 @pytest.mark.parametrize("compiler", ["cc", *(["clang"] if shutil.which("clang") else [])])
 def test_no_fused_instruction_with_an_embedders_flags(tmp_path, compiler):
@@ -265,6 +266,7 @@ def test_no_fused_instruction_with_an_embedders_flags(tmp_path, compiler):
     assert mnemonic.search(run(compiler, *flags, "-S", contracted, "-o", "-")), f"{compiler} does not contract"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 and FMA are features of x86-64")
 @pytest.mark.skipif(not shutil.which("clang"), reason="NOT RUN: clang is not installed")
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def layer_of(key, changes, rng, inputs=9, units=20, outputs=None):
     return cells.LAYERS[key[0]](weights, preset=spec, eps=cells.EPS.get(key)), weights
 
 
+@pytest.mark.exhaustive(one_in=2)
 @every
 @pytest.mark.parametrize("units", [7, 32])
 def test_steps_match_the_reference(key, changes, units, isa, rng):

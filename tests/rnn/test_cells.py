@@ -18,6 +18,7 @@ def test_every_preset_has_a_reference():
     assert [key for key, step in STEPS.items() if step is None] == []
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize(("inputs", "units"), [(12, 64), (5, 7), (33, 50)])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_every_preset_matches_its_reference(key, inputs, units, rng):

@@ -123,6 +123,7 @@ def test_presets_of_the_golden_hashes_in_c():
     assert TABLE.read_text() == text
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("weights", ROUNDED)
 @pytest.mark.parametrize("key", EVERY_CELL, ids=" ".join)
 def test_files_and_pickles_have_the_same_bits(key, weights, tmp_path):

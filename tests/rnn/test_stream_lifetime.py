@@ -136,6 +136,7 @@ def test_the_garbage_collector_does_not_show_a_stream_that_is_being_made():
     succeed(HALF_MADE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("use", ["state", "process", "save", "step_many"])
 def test_a_stream_is_used_while_its_cycle_is_collected(use):
     """A stream gives the same results while the collector clears the cycle that it is in."""

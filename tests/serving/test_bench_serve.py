@@ -18,6 +18,7 @@ def document():
     return measure_serving.serving([(50, 3, (2,))], seconds=0.5)
 
 
+@pytest.mark.exhaustive
 def test_every_message_is_answered_with_the_right_bits(document):
     assert {r["engine"] for r in document["records"]} >= {"cnorm", "transport alone"}
     for record in document["records"]:
@@ -62,6 +63,7 @@ def test_the_most_sessions_in_time():
     assert measure_serving.most({"records": records}, "b", 20, 1) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_model_of_a_file_is_measured(tmp_path):
     path = tmp_path / "one.safetensors"
     layer = cnorm.Linear(np.eye(3, 5, dtype=np.float32))

@@ -26,6 +26,7 @@ def all_steps_and_batches(chosen):
     return pytest.mark.parametrize(("steps", "batch"), every if os.environ.get("CNORM_ALL_GRADIENTS") else chosen)
 
 
+@pytest.mark.exhaustive(one_in=6)
 @all_steps_and_batches([(1, 3), (2, 33), (17, 8), (50, 1)])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_every_preset(key, steps, batch, rng):

@@ -25,6 +25,7 @@ def test_the_recogniser_adapts_to_a_changed_channel(capsys):
     assert found["adapted"] > found["changed"] + 5
 
 
+@pytest.mark.exhaustive
 def test_training_writes_the_same_file_on_every_instruction_set(tmp_path, capsys):
     train, before, written = example("train", "japanese_vowels"), cnorm.active_isa(), set()
     try:

@@ -71,6 +71,7 @@ def reference_module(module, kind, weights, x):
     return x
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize(("steps", "batch"), [(1, 33), (17, 3)])
 @pytest.mark.parametrize(("layers", "bidirectional"), [(1, True), (3, False), (2, True)])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
@@ -237,6 +238,7 @@ def test_norms_in_float64_pass_gradcheck(name):
         assert torch.autograd.gradcheck(lambda _, m=module: m(x), (p,), eps=1e-6, atol=1e-6)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_norms_compute_in_float32_under_autocast(name, compiled):
@@ -483,6 +485,7 @@ def test_torch_onnx_export_of_a_cell_names_the_function_to_call(dynamo, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.filterwarnings("ignore")  # of PyTorch, about its exporters
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])

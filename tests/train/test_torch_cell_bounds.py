@@ -49,6 +49,7 @@ def on_every_isa(layer, batch):
     return gradients
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("shape", [(3, 3), (1, 33)], ids=str)
 @pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
 def test_every_preset(key, shape, rng):

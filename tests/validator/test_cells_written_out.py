@@ -111,6 +111,7 @@ def shown(report):
     return report.problem, findings, [(n.name, n.near_miss, n.verdict, n.detail) for n in report.norms]
 
 
+@pytest.mark.exhaustive(one_in=10)
 @pytest.mark.parametrize("level", ["none", "basic", "all"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 @pytest.mark.parametrize("form", FORMS)
@@ -123,6 +124,7 @@ def test_each_norm_of_a_cell_is_found_and_judged(form, cell, level, opset, tmp_p
     assert len({norm.name for norm in report.norms}) == len(report.norms)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 @pytest.mark.parametrize("form", FORMS)
 def test_cells_in_other_types_are_judged(form, dtype, tmp_path):
@@ -134,6 +136,7 @@ def test_cells_in_other_types_are_judged(form, dtype, tmp_path):
 FAULTS = {"axis": "near-miss", "raw": "near-miss", "unbiased": "near-miss", "eps": "eps-zero"}
 
 
+@pytest.mark.exhaustive(one_in=13)
 @pytest.mark.parametrize("level", ["none", "all"])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)

@@ -44,6 +44,7 @@ def test_inputs_reach_the_shell_as_variables_only():
     assert all("${{" not in line for line in re.findall(r"run: .*", text))
 
 
+@pytest.mark.exhaustive
 def test_the_pre_commit_hook_takes_several_files(models):
     text = (ROOT / ".pre-commit-hooks.yaml").read_text()
     (entry,) = re.findall(r"^  entry: (.*)$", text, re.MULTILINE)

@@ -43,6 +43,7 @@ def sources(exporter, every):
     return list(archive.read(exporter).items())[::every]
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_onnxruntimes_copy_keeps_the_norms(exporter, level, tmp_path):
@@ -107,6 +108,7 @@ def float_inputs(model):
 QUANTISED_INSIDE = ("scale_first@old-13.onnx", "one_pass@tf2onnx-13.onnx", "pooled@old-13.onnx")
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("form", list(quantization.QuantFormat), ids=str)
 @pytest.mark.parametrize("exporter", ["pytorch", "keras", "paddle"])
 def test_a_statically_quantised_copy_keeps_the_norms_or_says_why_not(exporter, form, tmp_path):

@@ -29,6 +29,7 @@ def form_of(name):
     return name.partition("@")[0]
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize(("exporter", "name"), FILES)
 def test_norms_of_an_exported_file_are_found(exporter, name):
     model = parse(archive.read(exporter)[name], Limits())
@@ -38,6 +39,7 @@ def test_norms_of_an_exported_file_are_found(exporter, name):
     assert found == SCRIPTS[exporter].FORMS[form_of(name)]
 
 
+@pytest.mark.exhaustive(one_in=18)
 @pytest.mark.parametrize(("exporter", "name"), [file for file in FILES if file[1].endswith(JUDGED)])
 def test_an_exported_file_is_judged_sound(exporter, name, tmp_path):
     path = tmp_path / "model.onnx"
@@ -48,6 +50,7 @@ def test_an_exported_file_is_judged_sound(exporter, name, tmp_path):
     assert wrong or {norm.verdict for norm in report.norms} <= {"ok", "risky"}
 
 
+@pytest.mark.exhaustive(one_in=10)
 @pytest.mark.parametrize(("seed", "size"), [(0, (1, 5)), (20, (4, 33))])
 @pytest.mark.parametrize("name", archive.read("transformers"))
 def test_sound_transformers_pass_with_realistic_inputs(name, seed, size, tmp_path):

@@ -463,6 +463,7 @@ def saved_or_skipped(model, level, folder):
     return copy
 
 
+@pytest.mark.exhaustive(one_in=42)
 @pytest.mark.parametrize(("kind", "form", "dtype", "opset", "level"), list(combinations()))
 def test_a_norm_is_found_and_sound_in_every_writing(kind, form, dtype, opset, level, tmp_path):
     report = examined(saved_or_skipped(written(kind, form, dtype, opset), level, tmp_path), tmp_path)
@@ -476,6 +477,7 @@ def test_a_norm_is_found_and_sound_in_every_writing(kind, form, dtype, opset, le
 COUNTED = [each for each in combinations() if each.values[0] != "LpNormalization" and each.values[1] not in NO_EPS]
 
 
+@pytest.mark.exhaustive(one_in=18)
 @pytest.mark.parametrize(("kind", "form", "dtype", "opset", "level"), COUNTED)
 def test_a_wrong_count_does_not_pass_in_any_writing(kind, form, dtype, opset, level, tmp_path):
     """Without those that only multiply by the root of n, which may be another gain."""

@@ -53,6 +53,7 @@ def feeds(model):
     }
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("build", REWRITTEN, ids=lambda build: build.__name__)
 def test_rewritten_and_equal(build, tmp_path):
     report, out = fixed(build, tmp_path)

@@ -17,6 +17,7 @@ def examined(specimen, folder):
     return examine(str(path), Options(**options), lambda kind, value: None)
 
 
+@pytest.mark.exhaustive(one_in=14)
 @pytest.mark.parametrize("build", gallery.SPECIMENS, ids=lambda build: build.__name__)
 def test_specimen(build, tmp_path):
     specimen = build()

@@ -235,6 +235,7 @@ FILES = {
 }
 
 
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("name", FILES)
 def test_hostile_file(name, folder):
     content, code = FILES[name]
@@ -247,6 +248,7 @@ def test_hostile_file(name, folder):
     assert len(report.problem) < 600
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", [backwards, branches_backwards], ids=lambda build: build.__name__)
 def test_topological_sort_takes_linear_time(build, work):
     few, more = build(200), build(400)
@@ -310,6 +312,7 @@ def test_every_flipped_byte_gives_a_report(folder):
         data[index] ^= 0xFF
 
 
+@pytest.mark.exhaustive(one_in=67)
 @pytest.mark.parametrize("kind", sorted({schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}))
 def test_node_with_missing_inputs_is_ignored(kind):
     """Every operator at every place of a norm, with no inputs, one, an unnamed one, too many."""
@@ -333,6 +336,7 @@ def test_limits_on_the_file(folder):
     assert validate(path, limits=Limits(nodes=100)).exit_code() == REFUSED
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("kind", ["folder", "fifo", "device", "missing", "nul", "unreadable", "loop"])
 def test_rejects_models_that_are_not_regular_files(kind, folder):
     path = folder / "m.onnx"
@@ -464,6 +468,7 @@ def test_external_data_is_refused_unless_allowed(folder):
     )
 
 
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize(
     ("entries", "code"),
     [
@@ -575,6 +580,7 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: every input is generated
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "U4", "S4", "M8[s]", "V2"])
 def test_rejects_inputs_of_non_numeric_dtype(dtype, folder):
     onnx.save(norm_model(), folder / "m.onnx")

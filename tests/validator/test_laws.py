@@ -52,6 +52,7 @@ def by_pattern(model):
 FORMS = {name: nodes for table in (forms.NORMS, forms.NEAR) for name, (*_, nodes) in table.items()} | forms.NONE
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("shape", forms.SHAPES, ids=["fixed", "free"])
 @pytest.mark.parametrize("form", FORMS)
 def test_laws_and_patterns_agree(form, shape):
@@ -59,12 +60,14 @@ def test_laws_and_patterns_agree(form, shape):
     assert (by_law(model) == by_pattern(model)) != (form in AGREED), (by_law(model), by_pattern(model))
 
 
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("build", gallery.SPECIMENS, ids=lambda build: build.__name__)
 def test_laws_and_patterns_agree_on_the_gallery(build):
     model = read(build().model.SerializeToString())
     assert (by_law(model) == by_pattern(model)) != (build.__name__ in AGREED), (by_law(model), by_pattern(model))
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("how", [*writings.SQUARES, *writings.ABOUT_MEAN, *writings.ROOTS])
 def test_laws_see_what_writings_compute(how):
     formulas = {True: "layer", False: "rms"}
@@ -84,6 +87,7 @@ def test_laws_see_what_writings_compute(how):
         assert by_law(model) == [seen]
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(("exporter", "name"), test_corpus.FILES[::6])
 def test_laws_and_patterns_agree_on_the_corpus(exporter, name):
     model = read(archive.read(exporter)[name])

@@ -181,6 +181,7 @@ def invoke(*arguments):
     return CliRunner().invoke(command.validate, [str(argument) for argument in arguments])
 
 
+@pytest.mark.exhaustive
 def test_several_models_have_their_files_in_folders(rng, tmp_path):
     models, locks, data = tmp_path / "models", tmp_path / "locks", tmp_path / "data"
     (models / "inner").mkdir(parents=True)

@@ -41,6 +41,7 @@ def test_optional_inputs_of_an_embedding_norm_are_read(dtype, positions, segment
     assert report.exit_code() == 0
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("shape", [(3, 8), (3, 8, 4), (2, 8, 3, 3)])
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("opset", [18, 21])
@@ -63,6 +64,7 @@ def one_pass(n, eps, dtype=np.float32):
     return w.model(w.op("Div", w.op("Sub", x, mean), w.op("Sqrt", w.op("Add", var, eps))))
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("n", [4, 8, 16])
 @pytest.mark.parametrize("eps", [1e-2, 1e-3])
 def test_the_seed_does_not_decide_the_exit_code(n, eps, tmp_path):

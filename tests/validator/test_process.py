@@ -46,12 +46,14 @@ def laid_out(build, folder):
     return [path, *(["--input", options["input"]] if "input" in options else [])]
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("build", CLEAN, ids=lambda build: build.__name__)
 def test_clean_models_exit_0(build, tmp_path):
     result = invoke(*laid_out(build, tmp_path))
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize(
     ("build", "flags", "code"),
     [
@@ -263,6 +265,7 @@ def with_external_data(folder):
     return folder / "m.onnx"
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -351,6 +354,7 @@ def child_that(does, at):
 SLEEPS = child_that("time.sleep(600)", "run")
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_end_hits_the_time_limit_and_lints_are_kept(tmp_path, monkeypatch):
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
     monkeypatch.setattr("onnx_export.child._START", SLEEPS)
@@ -442,6 +446,7 @@ def test_the_parent_never_imports_onnx(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.exhaustive
 def test_two_hundred_norms(tmp_path):
     """Models with many norms are judged completely, with progress output."""
     nodes, constants, x = [], gallery.weights(), "x"

@@ -137,6 +137,7 @@ def test_pytorch_layer_norm(opset, current, tmp_path):
     assert (norm.verdict, report.exit_code()) == ("ok", 0), norm.detail
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize(("opset", "current"), EXPORTERS)
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_pytorch_written_by_hand(opset, current, unbiased, tmp_path):

@@ -259,6 +259,7 @@ def examined(model, tmp_path, **options):
 SHAPES = [(2, 5, N), ("batch", "time", N)]
 
 
+@pytest.mark.exhaustive(one_in=7)
 @pytest.mark.parametrize("shape", SHAPES, ids=["fixed", "free"])
 @pytest.mark.parametrize("form", NORMS)
 def test_a_norm_in_another_form_is_found_and_judged(form, shape, tmp_path):
@@ -272,6 +273,7 @@ def test_a_norm_in_another_form_is_found_and_judged(form, shape, tmp_path):
     assert not [f for f in report.findings if f.code == "unclaimed"]
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("shape", SHAPES, ids=["fixed", "free"])
 @pytest.mark.parametrize("form", NEAR)
 def test_a_near_miss_in_another_form_is_reported(form, shape, tmp_path):
@@ -387,6 +389,7 @@ def test_a_norm_that_differs_from_the_others_is_noted(tmp_path):
     assert report.exit_code(strict=True) == 0
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.parametrize(
     ("formula", "axis", "shape", "noted"),

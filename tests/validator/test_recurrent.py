@@ -128,6 +128,7 @@ def faults(kind, direction, weights):
     yield "state lost", wrong(names=["x", "W", "R", "B", "", "", *["initial_c"] * (kind == "LSTM")])
 
 
+@pytest.mark.exhaustive
 def test_planted_faults_are_found_and_sound_files_pass(rng, tmp_path):
     """By the outputs of the right model, and by comparison with it; at most 3 of 100 may be missed by either."""
     missed, total = {"outputs": [], "like": []}, 0
@@ -361,6 +362,7 @@ def recurrent(name, tmp_path, source="recurrent"):
     return examine(str(path), options, lambda *_: None)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_nodes_of_pytorch_are_sound(name, tmp_path):
     report = recurrent(name, tmp_path)
@@ -381,6 +383,7 @@ def test_recurrent_nodes_of_keras_are_sound(name, tmp_path):
     assert {cell.verdict for cell in report.cells} == ({"ok"} if node else {"not judged"})
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("name", [name[: -len("@older")] for name in RECURRENT if name.endswith("@older")])
 def test_the_older_exporter_is_like_the_current_one(name, tmp_path):
     if name.startswith("RNN"):

@@ -93,6 +93,7 @@ def test_the_page_shows_the_tables():
     assert PAGE.read_text() == page(SENTENCES), "make runtimes rewrites it"
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_validator_reads_every_line(name, made):
     for each in runtimes.table(name).observations:
@@ -110,12 +111,14 @@ def test_the_validator_reads_every_line(name, made):
             assert levels == {"error"} or any(f.code == "runtime-data" for f in about), (each, about)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("trap", TRAPS, ids="-".join)
 def test_traps_are_said(trap, saved):
     operator, form, name = trap
     said_of(saved(operator, form), name)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("trap", list(traps()), ids=lambda trap: trap.name)
 def test_files_with_a_trap_are_told(trap, tmp_path):
     path = tmp_path / "model.onnx"
@@ -177,6 +180,7 @@ def test_sound_files_are_silent(made):
     assert silent >= 60
 
 
+@pytest.mark.exhaustive(one_in=11)
 @pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
 def test_files_written_for_a_runtime_are_silent(key):
     model, silent = small_model(key), 0

@@ -38,6 +38,7 @@ def post_norm_block(width, decomposed):
     return gallery.model(nodes, ("batch", "time", width), constants)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("width", [64, 256])
 def test_a_sound_transformer_passes_whatever_the_seed_and_sizes(decomposed, width, tmp_path):

@@ -113,6 +113,7 @@ SHARED = [
 MERGED = [shares_a_cast, shares_an_identity, shares_the_mean, shares_the_deviation, shares_squares]
 
 
+@pytest.mark.exhaustive(one_in=30)
 @pytest.mark.parametrize("level", ["none", *LEVELS])
 @pytest.mark.parametrize("opset", [13, 17, 18])
 @pytest.mark.parametrize("share", SHARED, ids=lambda share: share.__name__)
@@ -126,6 +127,7 @@ def test_norms_that_share_nodes_are_each_found(share, opset, level, tmp_path):
         assert report.exit_code() == 0, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("share", SHARED, ids=lambda share: share.__name__)
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_norms_of_other_types_that_share_nodes_are_each_found(share, dtype, tmp_path):
@@ -157,6 +159,7 @@ EPS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=14)
 @pytest.mark.parametrize("formula", ["layer", "rms"])
 @pytest.mark.parametrize("how", EPS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -185,6 +188,7 @@ GAINS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("before", [True, False], ids=["into rstd", "after"])
 @pytest.mark.parametrize("how", GAINS)
 @pytest.mark.parametrize("level", ["none", "all"])
@@ -258,6 +262,7 @@ def powered(write, dtype, opset, centred=True, *exponent):
     return w.model(w.op("Mul", y, w.gain(D)))
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 @pytest.mark.parametrize("how", [*POWERS, *ROOTS])
 @pytest.mark.parametrize(("dtype", "opset"), [(np.float32, 13), (np.float32, 18), (np.float64, 17)])
@@ -269,6 +274,7 @@ def test_a_root_is_recognised_in_every_writing(how, dtype, opset, centred, tmp_p
     assert report.exit_code() == 0, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("how", [*POWERS, *ROOTS])
 def test_a_root_is_recognised_after_the_optimiser(how, level, tmp_path):
@@ -277,6 +283,7 @@ def test_a_root_is_recognised_after_the_optimiser(how, level, tmp_path):
     assert norms_of(report) == ["layer"], shown(report)
 
 
+@pytest.mark.exhaustive(one_in=9)
 @pytest.mark.parametrize("exponent", [-2.0, -1.0, -0.25, -1 / 3, 1.5, 0.5])
 @pytest.mark.parametrize("how", POWERS)
 @pytest.mark.parametrize(("dtype", "opset"), [(np.float32, 13), (np.float64, 18)])
@@ -286,6 +293,7 @@ def test_a_wrong_power_is_a_near_miss_in_every_writing(how, exponent, dtype, ops
     assert report.exit_code() == 1
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("how", WRONG_ROOTS)
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 @pytest.mark.parametrize("level", ["none", *LEVELS])

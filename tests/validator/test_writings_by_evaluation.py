@@ -74,6 +74,7 @@ def squared(how, n, centred=True, opset=13, dtype=np.float32, root="Sqrt"):
     return w.model(w.op("Mul", y, w.gain(D)))
 
 
+@pytest.mark.exhaustive(one_in=13)
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 @pytest.mark.parametrize(("how", "dtype"), SQUARES_BY_DTYPE, ids=lambda each: getattr(each, "__name__", each))
 @pytest.mark.parametrize("opset", [13, 17])
@@ -85,6 +86,7 @@ def test_a_mean_square_in_any_writing_is_found(how, opset, dtype, centred, tmp_p
     assert report.exit_code() == 0, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("how", SQUARES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_mean_square_is_found_after_the_optimiser(how, level, tmp_path):
@@ -93,6 +95,7 @@ def test_a_mean_square_is_found_after_the_optimiser(how, level, tmp_path):
     assert report.exit_code() == 0, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("how", SQUARES)
 @pytest.mark.parametrize("n", [D - 1, 20])
 def test_another_count_in_any_writing_is_a_near_miss(how, n, tmp_path):
@@ -102,6 +105,7 @@ def test_another_count_in_any_writing_is_a_near_miss(how, n, tmp_path):
     assert report.exit_code(strict=True) == 1
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("how", SQUARES)
 def test_no_root_in_any_writing_is_an_error(how, tmp_path):
     report = examined(squared(how, D, root=""), tmp_path)
@@ -109,6 +113,7 @@ def test_no_root_in_any_writing_is_an_error(how, tmp_path):
     assert report.exit_code() == 1, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("how", ABOUT_MEAN)
 @pytest.mark.parametrize("eps", [1e-3, 0.0])
 @pytest.mark.parametrize("opset", [13, 18])
@@ -134,6 +139,7 @@ ADDED = {
 }
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("how", ADDED)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
@@ -173,6 +179,7 @@ def rooted(how, exponent, divided, opset=17, dtype=np.float32):
     return w.model(w.op("Mul", w.op("Div" if divided else "Mul", d, factor), w.gain(D)))
 
 
+@pytest.mark.exhaustive(one_in=9)
 @pytest.mark.parametrize("how", ROOTS)
 @pytest.mark.parametrize("divided", [True, False])
 @pytest.mark.parametrize(("opset", "dtype"), [(13, np.float32), (18, np.float32), (17, np.float64)])
@@ -182,6 +189,7 @@ def test_a_root_in_any_writing_is_found(how, divided, opset, dtype, tmp_path):
     assert report.exit_code() == 0, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("how", ROOTS)
 @pytest.mark.parametrize("exponent", [-2.0, -1.0, -0.25])
 def test_a_wrong_power_in_any_writing_is_an_error(how, exponent, tmp_path):
@@ -213,6 +221,7 @@ def test_a_variance_of_a_cast_value_is_found(how, tmp_path):
     assert report.exit_code() == 0, shown(report)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("exponent", [-1 / 6, -1 / 12, -0.1])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_rounded_exponent_is_no_wrong_power(exponent, dtype, tmp_path):

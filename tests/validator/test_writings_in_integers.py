@@ -56,6 +56,7 @@ def written(places, dtype=np.uint8, opset=17, square="Mul", eps_step=1e-5 / 255)
     return w.model(y)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("level", ["none", *LEVELS])
 @pytest.mark.parametrize("square", ["Mul", "Pow"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
@@ -71,6 +72,7 @@ def test_a_norm_with_quantisers_inside_is_found_and_says_so(places, dtype, squar
     assert report.exit_code() in (0, 2), shown(report)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("places", [{"x"}, {"result"}, {"x", "result"}, {"scaled"}, {"eps"}])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("level", ["none", *LEVELS])
@@ -142,6 +144,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("besides", [False, True], ids=["alone", "beside a norm"])
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("name", UNKNOWN)

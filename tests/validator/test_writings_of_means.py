@@ -95,6 +95,7 @@ def check(report, axis):
     assert report.exit_code() == (axis == 1), shown(report)
 
 
+@pytest.mark.exhaustive(one_in=19)
 @pytest.mark.parametrize("axis", [2, 1], ids=["right", "wrong"])
 @pytest.mark.parametrize("level", ["none", *LEVELS])
 @pytest.mark.parametrize("mean", MEANS, ids=lambda mean: mean.__name__)
@@ -104,6 +105,7 @@ def test_a_mean_is_evaluated_where_no_pattern_knows_it(mean, opset, level, axis,
     check(examined(saved(w.model(decomposed(w, mean, axis)), level, tmp_path), tmp_path), axis)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("axis", [2, 1], ids=["right", "wrong"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 @pytest.mark.parametrize("mean", [mean for mean in MEANS if mean not in ON_FLOAT32], ids=lambda mean: mean.__name__)
@@ -112,6 +114,7 @@ def test_a_mean_in_another_type_is_evaluated(mean, dtype, axis, tmp_path):
     check(examined(w.model(decomposed(w, mean, axis)), tmp_path), axis)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("axis", [2, 1], ids=["right", "wrong"])
 @pytest.mark.parametrize("level", ["none", "all"])
 @pytest.mark.parametrize("mean", MEANS, ids=lambda mean: mean.__name__)
@@ -128,6 +131,7 @@ def test_a_multiple_of_the_mean_is_an_error(write, tmp_path):
     assert report.exit_code() == 1
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("write", [decomposed, by_operator], ids=lambda write: write.__name__)
 @pytest.mark.parametrize("what", ["ReduceL2", "median", "gate", "residual"])
 def test_what_is_no_mean_leaves_an_rms_norm(what, write, tmp_path):

@@ -72,6 +72,7 @@ FUSED = {
 }
 
 
+@pytest.mark.exhaustive(one_in=10)
 @pytest.mark.parametrize("level", ["none", *LEVELS])
 @pytest.mark.parametrize("how", FUSED)
 @pytest.mark.parametrize("opset", [14, 15, 18])
@@ -239,6 +240,7 @@ FORMS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=13)
 @pytest.mark.parametrize("level", ["none", *LEVELS])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("opset", [13, 18])
@@ -263,6 +265,7 @@ WRONG_AXES = {
 }
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("level", ["none", *LEVELS])
 @pytest.mark.parametrize("how", WRONG_AXES)
 @pytest.mark.parametrize("opset", [13, 18])
@@ -287,6 +290,7 @@ def moved(w, shape, order, centred=True, axis=None):
     return normalised(w, w.op("Transpose", d, perm=order), variance)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("level", ["none", "all"])
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 @pytest.mark.parametrize(("shape", "order"), MOVES, ids=lambda each: "x".join(map(str, each)))
@@ -359,6 +363,7 @@ RANKED = {
 }
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("before", ["Softplus", "FastGelu", "QuickGelu"])
 @pytest.mark.parametrize("how", RANKED)
 @pytest.mark.parametrize("opset", [13, 17])
