@@ -119,8 +119,8 @@ soak: .venv/built            ## ten million steps of every cell with zero input 
 gradients: .venv/built       ## gradients of every preset over 1 to 100 steps of 1 to 33 rows against float64 (minutes)
 	CNORM_ALL_GRADIENTS=1 $(BIN)/python -P -m pytest -q -n auto tests/train/test_gradient_bounds.py
 
-presets: .venv/built         ## every preset read back from ONNX in every form and opset, not one of each (minutes)
-	CNORM_ALL_PRESETS=1 $(BIN)/python -P -m pytest -n auto tests/onnx_export/test_import_cells.py
+presets: .venv/built         ## every preset read back from ONNX in every form and opset, and cells of PyTorch (minutes)
+	CNORM_ALL_PRESETS=1 $(BIN)/python -P -m pytest -n auto tests/onnx_export/test_import_cells.py tests/onnx_export/test_import_torch_cells.py tests/onnx_export/test_import_torch_plain.py
 
 adversarial: .venv/built      ## 10^6 float64 rows made to lose digits, forward and backward, against longdouble (minutes)
 	CNORM_ADVERSARIAL_ROWS=1000000 $(BIN)/python -P -m pytest -n auto -rP tests/norms/test_adversarial_rows.py

@@ -148,7 +148,7 @@ def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelP
     """A file in the forms that are read, the same in 16 bits if it has them, and what the layers do otherwise."""
     from onnx import inliner
 
-    from onnx_export.importer.layouts import steps_first
+    from onnx_export.importer.layouts import any_steps, steps_first
     from onnx_export.importer.stored import ROUNDED, SCALED, in_float32, plain
     from onnx_export.nodes import drop_omitted
 
@@ -156,13 +156,14 @@ def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelP
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
     _refuse_rounded(onnx_model)
+    steps_first(onnx_model)
     try:
         notes = (SCALED,) if plain(onnx_model) else ()
+        any_steps(onnx_model)
     except NotImported:
         raise
     except Exception as error:  # onnx's kernels and NumPy raise anything for tensors that do not fit each other
         raise NotImported(f"its stored tensors can't be read: {error}") from None
-    steps_first(onnx_model)
     drop_omitted(onnx_model)  # onnxruntime 1.32 does not run every file with such inputs
     wide = in_float32(onnx_model)
     return wide or onnx_model, onnx_model if wide else None, (*notes, ROUNDED) if wide else notes
@@ -228,10 +229,10 @@ def _crossed(found, given) -> tuple[str, ...]:
 
 
 def _left_out(onnx_model, found) -> tuple[str, ...]:
-    """The outputs that are neither y nor given back: their elements are those of a state."""
+    """The outputs that are neither y nor given back: their elements are those of y or of a state."""
     kept = {*found.outputs, *found.states.values()}
-    names = [value.name for value in onnx_model.graph.output if value.name not in kept]
-    return (f"outputs whose elements are a state's are left out: {', '.join(map(repr, names))}",) if names else ()
+    names = ", ".join(repr(value.name) for value in onnx_model.graph.output if value.name not in kept)
+    return (f"outputs whose elements are y's or a state's are left out: {names}",) if names else ()
 
 
 def _notes(model: Model, found, file) -> tuple[str, ...]:

@@ -331,7 +331,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     best = max(map(_rank, possible), default=None)
     good = [found for found in possible if _rank(found) == best]
     good += [found for found in possible if any(_likeness(found) > _likeness(one) for one in good)]
-    if len({_elements(found) for found in good}) == 1:
+    if good and all(_elements(found) == _elements(good[0]) or _holds(found, good[0]) for found in good):
         return good[0]  # readings of the same elements are one
     if good:
         raise NotImported(
@@ -403,6 +403,12 @@ def _elements(found: Plan) -> tuple:
     return found.frames, tuple(_numbers(found, name).tobytes() for name in found.outputs), states
 
 
+def _holds(found: Plan, first: Plan) -> bool:
+    """Whether y of a reading is all states, the last of which are y of the first: h_n of several layers."""
+    part, whole = ({n for name in one.outputs for n in _numbers(one, name).tolist()} for one in (first, found))
+    return (found.frames, found.states) == (first.frames, first.states) and part < whole
+
+
 def _together(faults: list[str]) -> list[str]:
     """The faults, each once, with the names of an operator's nodes that have the same reason in one line."""
     groups: dict[tuple[str, str], list[str]] = {}
@@ -439,6 +445,6 @@ def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, 
                 f"input {quoted(name)}: {len(unused)} of its {trace.values[name].numbers.size} elements are not the "
                 f"state of a cell that {quoted(result)} gives back"
             )
-    for name, value in outputs.items():
-        if name not in names and name not in pairs.values() and not set(_flat(value)) <= new:
+    for name, value in ((name, _flat(value)) for name, value in outputs.items() if name not in pairs.values()):
+        if not (set(value) <= new or value in [_flat(outputs[each]) for each in names]):
             chain.faults.append(f"output {quoted(name)}: no state, and {_names(names)} is another output")

@@ -28,7 +28,8 @@ def assignments(trace, inputs, outputs, states, frames):
     depending_on = {name: _behind(trace, trace.values[name].numbers, outputs) for name in inputs.shapes}
     behind = {name: _likely_first(trace, name, outputs, depending_on) for name in inputs.shapes}
     chosen = _choices(inputs, {sizes[name] for name in free}, sizes, states, frames)
-    by_choice = [_of_choice(each, inputs, free, sizes, states, behind) for each in chosen]
+    elements = {name: outputs[name].numbers.tobytes() for name in free}
+    by_choice = [_of_choice(each, inputs, elements, sizes, states, behind) for each in chosen]
     for turn in zip_longest(*by_choice):
         yield from filter(None, turn)
 
@@ -38,12 +39,15 @@ def alike(name: str, result: str) -> float:
     return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
 
 
-def _of_choice(chosen, inputs, free: list[str], sizes, states, behind):
-    """The assignments where some inputs are the frame."""
+def _of_choice(chosen, inputs, elements: dict[str, bytes], sizes, states, behind):
+    """The assignments where some inputs are the frame; of the free outputs, by their elements, y has each but once."""
     rest = [name for name in inputs.shapes if name not in chosen and name not in states]
-    for own in _in_order(rest, free, sizes, behind):
+    for own in _in_order(rest, list(elements), sizes, behind):
         pairs = dict(states) | {name: own[name] for name in rest}
-        others = [name for name in free if name not in pairs.values()]
+        first: dict[bytes, str] = {}
+        for name in [name for name in elements if name not in pairs.values()]:
+            first.setdefault(elements[name], name)
+        others = list(first.values())
         if not others:  # a cell by itself: a state is the result as well
             yield from ((chosen, (name,), pairs) for name in pairs.values())
         for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):

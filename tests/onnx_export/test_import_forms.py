@@ -205,3 +205,49 @@ def test_a_mean_far_from_zero_is_subtracted_before_anything_is_scaled(form, head
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     theirs, ours = (np.abs(y - exact).max() for y in (session.run(None, {"x": x})[0], found.model.run(x)))
     assert ours <= 1.5 * theirs + 2**-22 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("frames", [9, "T"])
+@pytest.mark.parametrize("kind", GATES)
+def test_a_stored_number_of_steps_behind_a_cell_is_any(kind, frames, tmp_path, rng):
+    """As PyTorch's newer exporter writes y; with states a call of nine frames is nine steps."""
+    letters = "hc" if kind == "LSTM" else "h"
+    layer = node(kind, f"x W R B - {' '.join(letters)}".replace("-", "lengths"), "Y", hidden_size=UNITS)
+    layer.input[4] = ""
+    layer.output.extend([*["Yh"], *["Yc"] * (kind == "LSTM")])
+    nodes = [layer, node("Transpose", "Y", "t", perm=[0, 2, 1, 3]), node("Reshape", "t shape", "y")]
+    tensors = cell_weights(rng, kind) | {"shape": np.array([9, 1, UNITS])}
+    inputs = {"x": [frames, 1, SIZE]} | {name: [1, 1, UNITS] for name in letters}
+    outputs = {"y": [9, 1, UNITS]} | {f"Y{name}": [1, 1, UNITS] for name in letters}
+    found = imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, tensors))
+    assert ([layer.kind for layer in found.model.layers], list(found.states)) == ([kind], list(letters))
+    x = rng.standard_normal((9, SIZE)).astype(np.float32)
+    feeds = {"x": x[:, None]} | {name: np.zeros((1, 1, UNITS), np.float32) for name in letters}
+    (y,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(["y"], feeds)
+    assert found.model.check(x, y[:, 0]).ok
+
+
+def test_the_states_of_all_layers_are_no_other_result(tmp_path, rng):
+    """y is the last h of two cells whose h are an output, too: y loses nothing, and comes first."""
+    tensors = cell_weights(rng, "GRU") | {f"{n}2": a for n, a in cell_weights(rng, "GRU", UNITS).items()}
+    nodes = [node("GRU", "x W R B", "Y h1", hidden_size=UNITS), node("Squeeze", "Y one", "z")]
+    nodes += [node("GRU", "z W2 R2 B2", "Y2 h2", hidden_size=UNITS), node("Squeeze", "Y2 one", "y")]
+    nodes += [node("Concat", "h1 h2", "hn", axis=0)]
+    ends = {"x": [1, 1, SIZE]}, {"y": [1, 1, UNITS], "hn": [2, 1, UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, tensors | {"one": np.array([1])})
+    found = imported(path)
+    assert (found.outputs, found.model.output_size) == (("y",), UNITS)
+    assert any("'hn'" in note for note in found.notes)
+    file = onnx.load(path)
+    file.graph.output.reverse()
+    onnx.save(file, path)
+    with pytest.raises(ValueError, match="more than one reading"):
+        imported(path)
+
+
+def test_a_result_that_is_two_outputs_is_one(tmp_path, rng):
+    nodes = [node("MatMul", "x W", "a"), node("Tanh", "a", "y"), node("Identity", "y", "z"), node("Exp", "y", "e")]
+    ends = {"x": [1, SIZE]}, {name: [1, UNITS] for name in "yez"}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, {"W": normal(rng, SIZE, UNITS)}))
+    assert found.outputs == ("y", "e")
+    assert any("'z'" in note for note in found.notes)
