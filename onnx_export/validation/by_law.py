@@ -82,11 +82,11 @@ def _stored(scope: Scope, found: sources.Found, wanted: np.ndarray, neutral: np.
 
 
 def _eps(scope: Scope, found: sources.Found) -> tuple[float, int]:
-    """eps as stored, and its type; measured where the file stores a multiple of it; of near misses what is added."""
+    """eps as stored, and its type; measured if a multiple of it is stored; of near misses what is added last."""
     measured, near = found.fit.eps, max(1e-4, 2 * unit_roundoff(scope.dtype(found.x)))
     sums = [node for node in found.nodes if op(node) in _SIGNS and found.fit.law.words]
     added = {node.input[1]: _SIGNS[op(node)] for node in sums} | {n.input[0]: 1.0 for n in sums if op(n) == "Add"}
-    for name, value in _constants(scope, found):
+    for name, value in reversed(list(_constants(scope, found))):
         stored = float(value.flat[0])
         if value.size == 1 and name in added:
             return added[name] * stored, scope.dtype(name)

@@ -72,7 +72,7 @@ def bind_eps(model: onnx.ModelProto, options: Options) -> dict[str, float]:
         The values by the names of the inputs.
     """
     stored = {tensor.name for tensor in model.graph.initializer}
-    single = [value for value in model.graph.input if shape_of(value.type) in ((), (1,)) and value.name not in stored]
+    single = [value for value in model.graph.input if _is_number(shape_of(value.type)) and value.name not in stored]
     single = [value for value in single if value.type.tensor_type.elem_type in _FLOATS]
     scope = Scope(model.graph, opset_versions(model), {}) if single else None
     given, bound = _given(model, options) if single else {}, {}
@@ -91,6 +91,10 @@ def unbind(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Undo `bind_eps` for some inputs."""
     for tensor in [each for each in model.graph.initializer if each.name in names]:
         model.graph.initializer.remove(tensor)
+
+
+def _is_number(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and set(shape) <= {1}
 
 
 def _is_added(scope: Scope, name: str) -> bool:

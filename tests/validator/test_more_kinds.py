@@ -72,6 +72,11 @@ NAMED = {
     "less the median": (less(median), OTHER, 0),
     "less the root mean square": (less(lambda w, x: w.op("Sqrt", w.mean(w.op("Mul", x, x)))), OTHER, 0),
     "less a stored number": (less(lambda w, x: 0.7), OTHER, 0),
+    "less the log of a mean of exponentials": (
+        less(lambda w, x: w.op("Sub", w.over("ReduceLogSumExp", x), float(np.log(D)))),
+        OTHER,
+        0,
+    ),
 }
 
 
@@ -83,7 +88,7 @@ def test_a_mistake_along_the_rows_is_named(what, tmp_path):
     (norm,) = report.norms
     assert words in norm.near_miss, shown(report)
     assert report.exit_code() == code
-    assert "eps-zero" not in {finding.code for finding in report.findings}
+    assert {"eps-zero", "eps-negative"}.isdisjoint(finding.code for finding in report.findings)
 
 
 def restored(how):
@@ -178,7 +183,7 @@ def with_eps(w, x, eps):
     return w.op("Div", d, w.op("Sqrt", w.op("Add", w.variance(d), eps)))
 
 
-@pytest.mark.parametrize("shape", [[], [1]])
+@pytest.mark.parametrize("shape", [[], [1], [1, 1, 1]])
 @pytest.mark.parametrize("given", [None, 1e-2])
 def test_an_eps_that_is_an_input_is_judged_with_its_value(shape, given, tmp_path):
     w = Writing(opset=18)
