@@ -12,8 +12,8 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["frames_of", "open_dimensions", "shape_of"]
 
-LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on
-MOST_CARRIED = 1 << 12  # frames of a trace that shows what a stream has to carry
+LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
+MOST_ELEMENTS = 1 << 23  # of a longer one, which shows what reaches further back
 
 
 def shape_of(value, dims: Mapping[str, int], unknown: int, time: int | None) -> tuple[int, ...]:
@@ -50,11 +50,10 @@ def frames_of(model, varying, constants, dims) -> dict:
         raise NotImported(str(error)) from None
     limits, together = thresholds(model, trace)
     reach = max(limits, default=0)
-    length = min(max(LEAST_FRAMES, reach + 2), MOST_FRAMES)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
     for label, axes in open_dimensions(varying, dims).items():
-        found = _reach(model, shapes, constants, axes, dict.fromkeys((length, LEAST_FRAMES)))
+        found = _reaching_back(model, shapes, constants, axes, reach)
         if found is None:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
             continue
@@ -65,7 +64,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             results = {name: found.trace.values.get(name) for name in names}
         if (found.moves or shifts) and not fields["time_axes"]:
             fields["time_axes"] = dict([next(iter(axes.items()))])
-            fields["output_axes"] = _axes(found, results)
+            fields["output_axes"] = _axes(found, results, carried=shifts is not None)
         elif not found.moves and found.trace.faults:
             fields["unfollowed"].append((axes, found.trace.faults))
         elif not found.moves:
@@ -102,9 +101,9 @@ def _uneven(found: Reach, axes, results) -> list[str]:
     return [f"output {name!r}: not every frame of it is computed by the same rule" for name in uneven]
 
 
-def _axes(found: Reach, results) -> dict[str, int | None]:
-    """The axis of each output that counts frames."""
-    return {name: found.axis(value) for name, value in results.items() if isinstance(value, Elements)}
+def _axes(found: Reach, results, *, carried: bool = False) -> dict[str, int | None]:
+    """The axis of each output that counts frames, as of `Reach.axis`."""
+    return {name: found.axis(value, carried=carried) for name, value in results.items() if isinstance(value, Elements)}
 
 
 def _shifts(model, shapes, constants, axes, found: Reach, most: int) -> tuple[Reach, Shifts | None]:
@@ -113,36 +112,55 @@ def _shifts(model, shapes, constants, axes, found: Reach, most: int) -> tuple[Re
     Convolutions say how many these are. Where frames are moved in other ways, of at most `most` frames, more are tried.
     """
     length = found.longest() + 2
-    if not found.mixed and length == 2:
+    if not found.mixed and length == 2 and not found.faults(_outputs(model, found)):
         return found, None
-    while length <= min(most + 2, MOST_CARRIED):
+    while True:
         more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
-        if more is None or more.trace.faults or not more.mixed:
+        if more is None or more.trace.faults:
             break
         if (shifts := _linked(model, more, axes)) or not _reads_all(model, more):
             return more, shifts
-        found, length = more, 2 * more.length
+        found, length = more, min(2 * more.length, most + 2)
+        if found.length >= length or not _is_affordable(found, length):
+            break
     return found, None
+
+
+def _outputs(model, found: Reach) -> dict:
+    return {value.name: found.trace.values.get(value.name) for value in model.graph.output}
 
 
 def _reads_all(model, found: Reach) -> bool:
     """Whether an output reads as many frames as there are, so that with more of them it may read more."""
-    return (
-        found.reads({value.name: found.trace.values.get(value.name) for value in model.graph.output}) + 1
-        >= found.length
-    )
+    return found.reads(_outputs(model, found)) + 1 >= found.length
 
 
 def _linked(model, found: Reach, axes, *, fixed: bool = False) -> Shifts | None:
-    results = {value.name: found.trace.values.get(value.name) for value in model.graph.output}
+    results = _outputs(model, found)
     if found.longest() + 2 > found.length or found.reads(results) + 1 >= found.length:
         return None
     shifts = Shifts(found, axes, fixed=fixed)
-    return shifts if shifts.carries(results, _axes(found, results)) else None
+    linked = shifts.carries(results, _axes(found, results, carried=True)) and shifts.steps_in_order()
+    return shifts if linked else None
 
 
 def _with(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
     return tuple(size if index == axis else n for index, n in enumerate(shape))
+
+
+def _reaching_back(model, shapes, constants, axes, reach: int) -> Reach | None:
+    """As `_reach`, with more frames than a node may reach back, if so many can be followed."""
+    length = max(LEAST_FRAMES, reach + 2)
+    found = _reach(model, shapes, constants, axes, dict.fromkeys((min(length, MOST_FRAMES), LEAST_FRAMES)))
+    if found is None or not MOST_FRAMES < length <= MAX_REACH + 2 or not _is_affordable(found, length):
+        return found
+    more = _reach(model, shapes, constants, axes, [length])
+    return found if more is None or more.trace.faults else more
+
+
+def _is_affordable(found: Reach, length: int) -> bool:
+    """Whether a trace with another number of frames is not too large."""
+    return found.trace.size * length <= MOST_ELEMENTS * found.length
 
 
 def _reach(model, shapes, constants, axes, lengths) -> Reach | None:
@@ -173,6 +191,7 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
                     faults.append("a Loop's steps are not all the same, or do not begin with zeros")
                 mixed = [({name: axis}, faults)] if faults else []
                 uneven = [] if faults or shifts or trace.faults else _uneven(found, {name: axis}, results)
-                given = {"time_axes": {name: axis}, "output_axes": _axes(found, results), "mixed": mixed}
+                along = _axes(found, results, carried=shifts is not None)
+                given = {"time_axes": {name: axis}, "output_axes": along, "mixed": mixed}
                 return given | {"shifts": shifts, "faults": uneven}
     return {}

@@ -83,8 +83,10 @@ class Reach:
         For each element, by its number; `length` and -1 if it reads no frame.
     mixed : str
         The first node whose result depends on several frames, or "".
+    sequences : list of ndarray
+        Those of `Trace` whose steps are frames.
     moves : bool
-        Whether a recurrent operator's steps lie along the axis.
+        Whether there are any.
     """
 
     def __init__(self, trace, axes: Mapping[str, int], length: int) -> None:
@@ -96,7 +98,8 @@ class Reach:
             self.first[numbers] = self.last[numbers] = np.broadcast_to(self._along(axis, numbers.ndim), numbers.shape)
         for block in trace.blocks:
             self._through(block)
-        self.moves = any(self._step_frames(steps) is not None for _, steps in trace.sequences)
+        self.sequences = [steps for _, steps in trace.sequences if self._step_frames(steps) is not None]
+        self.moves = bool(self.sequences)
 
     def _through(self, block: Block) -> None:
         at = slice(block.first, block.first + block.size)
@@ -135,38 +138,49 @@ class Reach:
 
     def reads(self, outputs: Mapping[str, object]) -> int:
         """How many frames before its own an element of an output reads at most."""
-        numbers = [value.numbers.ravel() for value in outputs.values() if isinstance(value, Elements)]
-        at = np.concatenate([each[self.last[each] >= 0] for each in numbers])
-        return int((self.last[at] - self.first[at]).max(initial=0))
+        most = 0
+        for value in (value for value in outputs.values() if isinstance(value, Elements)):
+            at = value.numbers[self.last[value.numbers] >= 0]
+            most = max(most, int((self.last[at] - self.first[at]).max(initial=0)))
+            if (axis := self.axis(value, carried=True)) is not None:
+                at = value.numbers.take(-1, axis)
+                most = max(most, int((self.length - 1 - self.first[at[self.last[at] >= 0]]).max(initial=0)))
+        return most
 
     def faults(self, outputs: Mapping[str, object], *, carried: bool = False) -> list[str]:
         """Why the frames are not independent but for cells and, if `carried`, what was before; empty if they are."""
         if self.mixed and not carried:
             return [self.fault]
         for node, steps in self.trace.sequences:
-            if self.moves and self._odd(steps, 0) and self._odd(steps, None):
+            odd = self._odd(steps, None) and self._odd(steps, 0, carried=carried)
+            if self.moves and odd:
                 return [f"{node}: it reads {len(steps)} steps that are not the {self.length} frames in order"]
         for name, value in outputs.items():
-            if isinstance(value, Elements) and self.axis(value) is None and not self._is_last(value, carried):
+            own = isinstance(value, Elements) and self.axis(value, carried=carried) is None
+            if own and not self._is_last(value, carried):
                 return [f"output {name!r}: a frame of it is computed from another frame of the inputs"]
         return []
 
-    def _odd(self, numbers: np.ndarray, axis: int | None) -> bool:
-        """Whether along an axis the elements do not read the frame of their place, or any frame with axis None."""
+    def _odd(self, numbers: np.ndarray, axis: int | None, *, carried: bool = False) -> bool:
+        """Whether along an axis the elements do not read the frame of their place, or any frame with axis None.
+
+        If `carried`, an element may read one that is the same number of frames before its place everywhere.
+        """
         last = self.last[numbers]
         if axis is None:
             return (last >= 0).any()
         if numbers.shape[axis] != self.length:
             return True
-        return ((last != self._along(axis, numbers.ndim)) & (last >= 0)).any()
+        lag = self.length - 1 - last.take([-1], axis) if carried else 0
+        return ((last != self._along(axis, numbers.ndim) - lag) & (last >= 0)).any()
 
     def _along(self, axis: int, axes: int) -> np.ndarray:
         """The places of the frames along one of some axes."""
         return np.arange(self.length).reshape([-1 if i == axis else 1 for i in range(axes)])
 
-    def axis(self, value: Elements) -> int | None:
-        """The axis of a value that counts frames."""
-        axes = [axis for axis in range(value.numbers.ndim) if not self._odd(value.numbers, axis)]
+    def axis(self, value: Elements, *, carried: bool = False) -> int | None:
+        """The axis of a value that counts frames, or those a number of frames before if `carried`."""
+        axes = [axis for axis in range(value.numbers.ndim) if not self._odd(value.numbers, axis, carried=carried)]
         return axes[0] if axes and self._odd(value.numbers, None) else None
 
     def _is_last(self, value: Elements, carried: bool) -> bool:

@@ -50,6 +50,7 @@ class Shifts:
     def __init__(self, reach: Reach, axes: Mapping[str, int], *, fixed: bool = False) -> None:
         self.fixed = fixed
         self.trace, self.length, self.fault, self._last = reach.trace, reach.length, reach.fault, reach.last
+        self._steps = reach.sequences
         self._same = np.arange(len(self._last))  # one number for constants of one value
         self._still = np.zeros(len(self._last), bool)  # what reads neither a frame nor what a loop carries
         self.before = np.full(len(self._last), NONE)
@@ -173,21 +174,29 @@ class Shifts:
                 if ((self._last[numbers] != self.length - 1) & (self._last[numbers] >= 0)).any():
                     return False
                 continue
-            frames = np.moveaxis(numbers, axis, 0)
-            if (self.before[frames[1:]] != self._same[frames[:-1]])[self._last[frames[1:]] >= 0].any():
+            if not self._in_order(np.moveaxis(numbers, axis, 0)):
                 return False
         # each step of a loop must do what the one before did, and begin with zeros
         return all((self.before[states[1:]] == states[:-1]).all() for states in self.trace.loops)
 
+    def steps_in_order(self) -> bool:
+        """Whether recurrent operators read at each step what they read at the one before, a frame later."""
+        return all(map(self._in_order, self._steps))
+
+    def _in_order(self, frames: np.ndarray) -> bool:
+        """Whether elements [frames, ...] are linked, each frame to the one before it."""
+        return not (self.before[frames[1:]] != self._same[frames[:-1]])[self._last[frames[1:]] >= 0].any()
+
     def chains(self) -> np.ndarray:
         """Elements [frames, n] of the last frame, and what they were in each frame before, back to the first."""
-        found = [np.flatnonzero(self._last == self.length - 1)]
-        for _ in range(self.length - 1):
-            whole = self.before[found[-1]] >= 0
-            found = [one[whole] for one in found]
-            found.append(self.before[found[-1]])
-        chains = np.array(found)
-        return chains[:, self.before[chains[-1]] == ZERO]
+        at = np.flatnonzero(self._last == self.length - 1)
+        chains, whole = np.full((self.length, len(at)), NONE), np.arange(len(at))
+        chains[0] = at
+        for lag in range(1, self.length):
+            before = self.before[chains[lag - 1, whole]]
+            whole, before = whole[before >= 0], before[before >= 0]
+            chains[lag, whole] = before
+        return chains[:, whole[self.before[chains[-1, whole]] == ZERO]]
 
 
 def _weights(block: Block) -> list[np.ndarray]:

@@ -202,7 +202,7 @@ MORE = {"front": np.zeros((100, 1, UNITS), np.float32), "flags": np.repeat([0, 1
 REASONS = (
     "number of the frames|number of frames|do not compute|none of those|overflow|decides by something|"
     "with several frames|by the same rule|an unrolled RNN|an element, beside|random numbers|16 bits|small integers|"
-    "unchanged|more than one reading"
+    "unchanged|more than one reading|depends on several frames"
 )
 
 
