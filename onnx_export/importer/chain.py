@@ -20,7 +20,7 @@ from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
 from onnx_export.importer.linear_cells import linear_recurrence
 from onnx_export.importer.norms import written_norm
 from onnx_export.importer.operators_of_cells import Scan
-from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of
+from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of, turned
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -342,8 +342,10 @@ class Chain:
 
     def _at_positions(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
         """A product for each position."""
-        found = linear(self.trace, numbers)
-        return found and ((lambda to: to.add(found[0])), [found[1]])
+        if found := linear(self.trace, numbers):
+            return (lambda to: to.add(found[0])), [found[1]]
+        whole = None if self._lags.cached else turned(self.trace, numbers)
+        return None if whole is None else self._picked(numbers, whole)
 
     def _copied(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
         """Rows of a frame, moved by some positions with zeros behind them."""

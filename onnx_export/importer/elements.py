@@ -65,6 +65,15 @@ class Block:
     def numbers(self) -> np.ndarray:
         return np.arange(self.first, self.first + self.size)
 
+    def row(self, number: int) -> np.ndarray:
+        """The first operand's row that an element depends on."""
+        at, rows = number - self.first, len(self.operands[0])
+        if self.op != "conv":
+            return self.operands[0][at // (self.size // rows)]
+        outputs, groups = len(self.constants["weight"]), self.constants["options"]["groups"]
+        output, place = divmod(at, self.size // outputs)
+        return self.operands[0][place * groups + output // (outputs // groups)]
+
     def part(self, at: np.ndarray) -> Block | None:
         """Some of its elements as a block of their own; None if they are not whole rows, or it has no rows.
 

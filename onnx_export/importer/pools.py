@@ -22,7 +22,9 @@ def max_pool(trace, node, attributes, inputs, outputs):
         size = x.shape[2 + axis]
         stride, dilation, (before, after), count = places_of(attributes, axis, size, kernel)
         if attributes.get("ceil_mode") and (size + before + after - (kernel - 1) * dilation - 1) % stride:
-            raise Cannot("a max pool with windows that reach beyond its input")
+            if count * stride >= size + before:
+                raise Cannot("a max pool whose last window begins behind its input")
+            count += 1  # one that ends behind all padding
         at = stride * np.arange(count)[:, None] + dilation * np.arange(kernel) - before
         inside = (at >= 0) & (at < size)
         if not inside.any(axis=1).all():

@@ -15,7 +15,7 @@ from onnx_export.importer.elements import Block
 from onnx_export.importer.frames import rows_of
 from onnx_export.importer.operators_of_cells import Scan
 
-__all__ = ["Orders", "linear", "rows_apart", "scans_of"]
+__all__ = ["Orders", "linear", "rows_apart", "scans_of", "turned"]
 
 MAX_ROWS = 512  # that are normalised one by one
 
@@ -25,6 +25,19 @@ def scans_of(trace, old: Collection[int]) -> list[Scan]:
     over = [scan for scan in trace.scans if scan.over and scan.x.shape[1] == 1]
     per = [scan for scan in trace.scans if not scan.over and scan.x.shape[1] > 1]
     return per + [scan for scan in over if not any(number in old for number in _firsts(scan))]
+
+
+def turned(trace, numbers: np.ndarray) -> np.ndarray | None:
+    """The order in which `linear` knows elements that are those of several rows, one after another."""
+    block, *others = trace.owners(numbers)
+    at = numbers
+    while not others and block.op in ("scale", "shift"):
+        at = block.operands[0][at - block.first, 0]
+        block, *others = trace.owners(at)
+    if others or block.op != "product" or len(numbers) % len(block.constants["weight"]):
+        return None
+    whole = numbers.reshape(-1, len(block.constants["weight"])).T.ravel()
+    return whole if linear(trace, whole) else None
 
 
 def linear(trace, numbers: np.ndarray) -> tuple[cnorm.PerPosition, np.ndarray] | None:
@@ -40,9 +53,13 @@ def linear(trace, numbers: np.ndarray) -> tuple[cnorm.PerPosition, np.ndarray] |
         block, *others = trace.owners(numbers)
     if others or block.op != "product" or len(block.operands[0]) < 2:
         return None
-    rows, weight = block.operands[0], block.constants["weight"]
-    if not np.array_equal(numbers, block.numbers.reshape(len(rows), -1).T.ravel()):
+    weight = block.constants["weight"]
+    if len(numbers) % len(weight) or len(numbers) == len(weight):
         return None
+    at = (numbers - block.first).reshape(len(weight), -1)
+    if not np.array_equal(at, at[0] // len(weight) * len(weight) + np.arange(len(weight))[:, None]):
+        return None
+    rows = block.operands[0][at[0] // len(weight)]
     factor, offset = (each.reshape(len(weight), -1) for each in (factor, offset))
     if any((each != each[:, :1]).any() for each in (factor, offset)):
         return None
@@ -134,7 +151,8 @@ class Orders:
                 continue
             whole = self._order(block)
             self._place[whole] = block.numbers
-            if needed[at].all() and not rows_apart(trace, block.numbers):
+            used = needed[at].reshape(len(block.operands[0]), -1).any(1) if block.op == "product" else needed[at]
+            if used.all() and not rows_apart(trace, block.numbers):  # a row of a product reads the same for each output
                 self._whole[block.first] = whole
 
     @staticmethod

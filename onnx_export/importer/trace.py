@@ -175,7 +175,7 @@ class Trace:
         return number
 
     def frame_axis(self, numbers: np.ndarray) -> int | None:
-        """The axis along which the last elements of some depend, by their first operands, on different frames."""
+        """The axis along which the last elements of some depend, by one of their operands, on different frames."""
         middle = tuple(size // 2 for size in numbers.shape)
         for axis, size in enumerate(numbers.shape):
             ends = [numbers[(*middle[:axis], size - back, *middle[axis + 1 :])] for back in (1, 2) if back <= size]
@@ -185,12 +185,17 @@ class Trace:
         return None
 
     def _frame(self, number: int) -> int | None:
-        """The frame of an element's root; None if it is in no frame."""
-        root = self.root(number)
-        block = self.owner(root)
+        """The frame of what an element depends on by its last operands that are no constants; None if it is in none."""
+        while (block := self.owner(number)).operands:
+            row = block.row(number)
+            place = np.searchsorted(self._firsts, row, side="right") - 1
+            varying = [int(at) for at, of in zip(row, place, strict=True) if self.blocks[of].op != "constant"]
+            if not varying:
+                return None
+            number = varying[-1]
         if block.op != "input" or block.node not in self._axes:
             return None
-        return int(np.unravel_index(root - block.first, self.shapes[block.first])[self._axes[block.node]])
+        return int(np.unravel_index(number - block.first, self.shapes[block.first])[self._axes[block.node]])
 
     # ------------------------------------------------------------------ nodes
 

@@ -152,6 +152,38 @@ def test_convolutions_over_frames_in_a_row(torch, tmp_path, rng):
     assert same(found, rng)
 
 
+def behind_a_norm(torch, pads):
+    """Convolutions of each frame and over frames behind a layer norm of the frame, and a matrix of positions."""
+
+    def forward(m, x):
+        y = m.norm(m.first(x).transpose(1, 2)).transpose(1, 2)
+        y = m.causal(m.pad(m.second(y), pads))
+        return m.matrix(y.tanh())
+
+    module = of(
+        torch, forward, first=torch.nn.Conv2d(CHANNELS, 4, (1, 3), padding=(0, 1)),
+        second=torch.nn.Conv2d(4, 4, (1, 5), padding=(0, 2)), causal=torch.nn.Conv2d(4, 4, (3, 3), padding=(0, 1)),
+        norm=torch.nn.LayerNorm((4, POSITIONS)), matrix=torch.nn.Linear(POSITIONS, 5),
+    )  # fmt: skip
+    module.pad = torch.nn.functional.pad
+    return module
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_convolutions_behind_a_norm_of_each_frame(dynamo, torch, tmp_path, rng):
+    """The norm's first operand is at the border, where a convolution reads zeros around the frame."""
+    found = imported(exported(torch, tmp_path / "m.onnx", behind_a_norm(torch, (0, 0, 2, 0)), dynamo))
+    assert {"Conv1d", "LayerNorm", "Delay", "PerPosition"} <= set(kinds(found))
+    assert same(found, rng)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_a_convolution_with_the_frame_behind_after_a_norm_is_refused(dynamo, torch, tmp_path):
+    path = exported(torch, tmp_path / "m.onnx", behind_a_norm(torch, (0, 0, 1, 1)), dynamo)
+    with pytest.raises(ValueError, match=r"depends on several frames|computed from another frame"):
+        imported(path)
+
+
 ROWS = {
     "a layer norm of positions": (lambda m, x: m.positions(x), "LayerNorm", CHANNELS),
     "a layer norm of channels": (lambda m, x: m.channels(x.transpose(1, 3)).transpose(1, 3), "LayerNorm", POSITIONS),

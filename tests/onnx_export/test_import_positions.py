@@ -147,6 +147,51 @@ def test_rows_that_are_moved_by_a_position(taps, tmp_path, rng):
     assert checked(found, rng) == ["Conv1d"] * (1 + (taps > 1)) + ["Activation"]
 
 
+@pytest.mark.parametrize(("kernel", "stride", "pads"), [(3, 2, (0, 0)), (2, 2, (0, 0)), (4, 3, (1, 1))], ids=str)
+def test_a_max_pool_whose_last_window_ends_behind_the_frame(kernel, stride, pads, tmp_path, rng):
+    positions = POSITIONS + (kernel == 3)
+    options = {"kernel_shape": [1, kernel], "strides": [1, stride], "pads": [0, pads[0], 0, pads[1]], "ceil_mode": 1}
+    nodes = [node("Conv", "x K", "a"), node("MaxPool", "a", "m", **options), node("Tanh", "m", "y")]
+    ends = {"x": [1, CHANNELS, 1, positions]}, {"y": [1, 2, 1, -(-(positions + sum(pads) - kernel) // stride) + 1]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, {"K": normal(rng, 2, CHANNELS, 1, 1)}))
+    assert "MaxPool1d" in checked(found, rng)
+
+
+def test_a_max_pool_whose_last_window_begins_behind_the_frame_is_refused(tmp_path, rng):
+    """Runtimes differ in whether it is one."""
+    options = {"kernel_shape": [1, 2], "strides": [1, 5], "pads": [0, 0, 0, 1], "ceil_mode": 1}
+    nodes = [node("Conv", "x K", "a"), node("MaxPool", "a", "y", **options)]
+    ends = {"x": [1, CHANNELS, 1, 10]}, {"y": [1, 2, 1, None]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, {"K": normal(rng, 2, CHANNELS, 1, 1)})
+    with pytest.raises(ValueError, match="a max pool whose last window begins behind its input"):
+        imported(path)
+
+
+def bands(path, rng, start, axis=3):
+    """The positions by a matrix to fewer and back, of which those from `start` on are used, behind the first of x."""
+    nodes = [
+        node("MatMul", "x there", "a"),
+        node("Tanh", "a", "t"),
+        node("MatMul", "t back", "b"),
+        node("Slice", "b start end axis", "high"),
+        node("Slice", "x zero start axis", "low"),
+        node("Concat", "low high", "y", axis=axis),
+    ]
+    tensors = {"there": normal(rng, POSITIONS, 4), "back": normal(rng, 4, POSITIONS)}
+    tensors |= {"start": [start], "zero": [0], "end": [1 << 40], "axis": [axis]}
+    return saved(path, nodes, {"x": FRAME}, {"y": FRAME}, tensors)
+
+
+def test_a_part_of_what_a_matrix_makes_of_each_channel(tmp_path, rng):
+    assert checked(imported(bands(tmp_path / "m.onnx", rng, 2)), rng).count("PerPosition") == 2
+
+
+def test_a_part_of_the_channels_that_a_matrix_reads(tmp_path, rng):
+    """No layer computes some of the rows: nothing needs what the others read."""
+    with pytest.raises(ValueError, match="it multiplies 2 parts of the frame by one matrix"):
+        imported(bands(tmp_path / "m.onnx", rng, 2, axis=1))
+
+
 # ---------------------------------------------------------------------------------------------- cells
 
 
