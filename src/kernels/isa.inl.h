@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "../checks.h"
+#include "../cpu.h"
 #include "../int8/backends.h"
 #include "../simd/storage.h"
 #include "backward.h"

@@ -33,13 +33,13 @@ enum {
  * (2026-11-28). NEON was not measured.
  * Where a multiply-add is emulated, wider tiles are only larger: 9 kB of the wheel. */
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
-enum { REGISTERS = 32, TILE_VECTORS = 4, TILE_STREAMS = 4 };
+enum { REGISTERS = 32, TILE_VECTORS = 4, TILE_STREAMS = 4, BLOCKS_AT_ONCE = 2 };
 #elif VECTOR_BYTES == 32
-enum { REGISTERS = 16, TILE_VECTORS = 4, TILE_STREAMS = 3 };
+enum { REGISTERS = 16, TILE_VECTORS = 4, TILE_STREAMS = 3, BLOCKS_AT_ONCE = 2 };
 #elif defined(EMULATED_FMA)
-enum { REGISTERS = 16, TILE_VECTORS = 1, TILE_STREAMS = 4 };
+enum { REGISTERS = 16, TILE_VECTORS = 1, TILE_STREAMS = 4, BLOCKS_AT_ONCE = 1 };
 #else
-enum { REGISTERS = 16, TILE_VECTORS = 2, TILE_STREAMS = 4 };
+enum { REGISTERS = 16, TILE_VECTORS = 2, TILE_STREAMS = 4, BLOCKS_AT_ONCE = 2 };
 #endif
 enum { TILE_INPUTS = 16384 / (TILE_VECTORS * VECTOR_BYTES) }; /* weights of half an L1 */
 
