@@ -46,6 +46,7 @@ int cnorm_cpu_has_avx2(void) { return (features() & AVX2) != 0; }
 int cnorm_cpu_has_avx512(void) { return (features() & AVX512) != 0; }
 int cnorm_cpu_has_avxvnni(void) { return (features() & AVXVNNI) != 0; }
 int cnorm_cpu_is_amd(void) { return (features() & AMD) != 0; }
+int cnorm_cpu_broadcasts_in_fma(void) { return (features() & (AMD | AVXVNNI)) == AMD; }
 int cnorm_cpu_has_avx512vnni(void) { return (features() & AVX512VNNI) != 0; }
 
 /* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
@@ -75,6 +76,7 @@ ptrdiff_t cnorm_cpu_cache_bytes(void)
 #else
 
 int cnorm_cpu_is_amd(void) { return 0; }
+int cnorm_cpu_broadcasts_in_fma(void) { return 0; }
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>

@@ -16,6 +16,7 @@ int cnorm_cpu_has_dotprod(void);
 #endif
 
 int cnorm_cpu_is_amd(void);
+int cnorm_cpu_broadcasts_in_fma(void); /* a broadcast from memory, but as an operand, costs as much as an fma: Zen 4 */
 
 /* bytes of the largest cache; 32 MiB if the processor does not report it */
 ptrdiff_t cnorm_cpu_cache_bytes(void);

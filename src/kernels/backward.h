@@ -90,6 +90,7 @@ typedef struct cnorm_outer {
     float *scratch;         /* outer_floats */
 } cnorm_outer;
 
+/* 16 units of dz, and x in strips of up to 32 columns, the last of which may end 16 columns after a panel */
 static inline ptrdiff_t outer_floats(const cnorm_matrix *w)
 {
     return OUTER_ROWS * (PANEL + (w->cols + PANEL - 1) / PANEL * PANEL);

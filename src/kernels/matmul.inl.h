@@ -2,15 +2,6 @@
  * sums of a tile, TILE_VECTORS of rows and TILE_STREAMS vectors x, stay in registers. A strip of weights, TILE_INPUTS
  * columns of a tile, stays in L1 while all x pass; z then holds the sums so far. */
 
-/* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If several products share the
- * broadcast, it becomes an instruction of its own: 10.7 instead of 16 multiply-adds a cycle on Zen 4 (2026-11-21), 1 to
- * 3 % faster on Cascade Lake (2026-11-28). Another index, which the compiler can't know to be equal, prevents that. */
-#if VECTOR_BYTES == 64
-#define ANOTHER(index) __asm__("" : "+r"(index))
-#else
-#define ANOTHER(index) ((void)(index))
-#endif
-
 /* A product with several vectors */
 typedef struct product_call {
     const cnorm_matrix *w;
@@ -46,14 +37,11 @@ INLINE void product_tile(const product_call *call, int half, int width, int coun
         ahead += LINES;
         for (; k < stop; ++k, at += PANEL) {
             f32v weights[TILE_VECTORS];
-            ptrdiff_t index[TILE_VECTORS];
             EACH(v, width) {
                 weights[v] = load_weights(call->w->panels, at + v / PER * panel + v % PER * VL_F32, half);
                 if (width * (count + 1) < REGISTERS) weights[v] = keep_f32(weights[v]);
-                index[v] = k;
-                ANOTHER(index[v]);
             }
-            EACH(j, sums) block[j] = fma_f32(weights[j % width], splat_f32(x[j / width][index[j % width]]), block[j]);
+            EACH(j, sums) block[j] = fma_f32(weights[j % width], splat_f32(x[j / width][k]), block[j]);
         }
         add_block_f32(sums, sum, block);
     }

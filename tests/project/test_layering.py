@@ -278,7 +278,8 @@ def test_code_that_clang_fused_or_reordered_is_not_used(tmp_path, flag, exact):
     program.write_text('#include "kernels/kernels.h"\nint main(void) { return cnorm_kernels_avx2.exact(); }\n')
     includes = ["-I", ROOT / "src" / "include", "-I", ROOT / "src"]
     stub = tmp_path / "stub.c"
-    stub.write_text("int cnorm_int8_backend_of(void) { return 0; }\nint cnorm_cpu_is_amd(void) { return 0; }\n")
+    called = "cnorm_int8_backend_of", "cnorm_cpu_is_amd", "cnorm_cpu_broadcasts_in_fma"  # by other kernels
+    stub.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in called))
     sources, made = [ROOT / "src" / "kernels" / "isa_avx2.c", program, stub], tmp_path / "exact"
     run("clang", "-O1", "-w", flag, "-mavx2", "-mf16c", "-mfma", *includes, *sources, "-lm", "-o", made)
     assert subprocess.run([made]).returncode == exact
