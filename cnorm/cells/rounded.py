@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from cnorm import _core
 from cnorm.cells.specs import GATES
 from cnorm.cells.tensors import axis_length, has_projection
 from cnorm.cells.weights import parts_of
-
-if TYPE_CHECKING:
-    from cnorm.layers.base import Layer
 
 __all__ = [
     "SMALLEST",
@@ -83,7 +79,7 @@ def check_weights(weights: str, smallest: int | None) -> None:
         raise ValueError(f"smallest must be an integer of at least 0, got {smallest!r}")
 
 
-def rounded_layers(layers, weights: str, smallest: int | None) -> list[Layer]:
+def rounded_layers(layers, weights: str, smallest: int | None) -> list:
     """The layers of a model, see `Model.with_weights`; ValueError where no matrix would be rounded."""
     leaves = [leaf for layer in layers for _, leaf in layer.leaves("")]
     total = sum(matrix.values.size for leaf in leaves for matrix in leaf.matrices().values())
@@ -99,7 +95,7 @@ def rounded_layers(layers, weights: str, smallest: int | None) -> list[Layer]:
     return rounded
 
 
-def rounded_layer(layer: Layer, weights: str, smallest: int) -> Layer:
+def rounded_layer(layer, weights: str, smallest: int):
     """The layer with its matrices of at least `smallest` weights rounded to a type; the layer itself if it has none."""
     if inner := layer.inner():
         new = {name: rounded_layer(one, weights, smallest) for name, one in inner.items()}
