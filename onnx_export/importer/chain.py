@@ -26,6 +26,8 @@ from onnx_export.importer.shifts import Shifts
 __all__ = ["Chain"]
 
 MAX_STEPS = 10_000
+STRANGE = "is not what an output gives back"
+STEPS = "it does several steps of a frame, from a state that is no zeros: export calls in which it does one"
 
 
 class Chain:
@@ -193,7 +195,8 @@ class Chain:
     def _delayed(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]] | None:
         """Elements of earlier steps."""
         if not (found := self._delays.find(numbers)):
-            return None
+            parts = self._delays.parts(numbers)
+            return self._of_parts(numbers, parts) if parts else None
         layer, state, frame, whole = found
         same = np.array_equal(whole, numbers)
         return ((lambda to: to.filtered(layer, state)), [frame]) if same else self._picked(numbers, whole)
@@ -216,9 +219,12 @@ class Chain:
             raise Cannot("an output is constant")
         if set(numbers.tolist()) <= set(self.frame.tolist()):
             return self._picked(numbers, self.frame)
-        return self._of_parts(
-            numbers, self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
-        )
+        parts = self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
+        if shape := self._shapes.get(numbers.tobytes()):
+            turned = numbers.reshape(shape).T.ravel()  # where parts may stand behind one another along the positions
+            if min(shape) > 1 and np.array_equal(np.concatenate(self._orders.grouped(owners, turned)), turned):
+                return self._picked(numbers, turned)
+        return self._of_parts(numbers, parts)
 
     def _apart(self, numbers: np.ndarray, row: np.ndarray, rows: np.ndarray) -> tuple[Link, list[np.ndarray]]:
         """Elements of several rows, which read parts of the same."""
@@ -411,7 +417,8 @@ class Chain:
             if np.array_equal(before, [self.old.get(number, -1) for number in new[name].tolist()]):
                 old[name] = before
             elif any(owner.op != "constant" for owner in self.trace.owners(before)):
-                raise Cannot(f"{block.node}: its initial {name} is not what an output gives back")
+                several = not {*before.tolist(), *new[name].tolist()}.isdisjoint(self.trace.unrolled.values())
+                raise Cannot(f"{block.node}: {STEPS if several else f'its initial {name} {STRANGE}'}")
             values = self.trace.lowered(Elements(start))
             if isinstance(values, np.ndarray) and values.any():
                 weights[f"{name}0"] = values.astype(np.float32)

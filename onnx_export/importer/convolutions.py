@@ -61,6 +61,10 @@ class Lags:
         heads = self._linked[0, places]
         return [None if lag < 0 else (head, lag) for head, lag in zip(heads.tolist(), lags.tolist(), strict=True)]
 
+    def kept(self, head: int) -> int:
+        """For how many steps a new element is kept."""
+        return len(self._chains.get(head, ())) if self.cached else len(self._linked) - 1
+
     def begins_alike(self, trace, numbers: np.ndarray, linear: Affine) -> bool:
         """Whether a linear function of frames of several steps adds the same in the first, which has none before it."""
         if self.cached or not any(each and each[1] for each in self.of(linear.terms)):
@@ -122,7 +126,8 @@ def in_frame(block_of: Callable, lags: Lags, block: Block | None, zero: Callable
         return None
     weight, options, x = (block.constants[name] for name in ("weight", "options", "x"))
     places = block.size // len(weight)
-    if any(found and found[1] for found in lags.of(x.ravel())) and not _rows_of_steps(lags, x):
+    chunk = lags.cached and places > 1  # of which a cache has the last positions of the one before
+    if any(found and found[1] for found in lags.of(x.ravel())) and not (chunk or _rows_of_steps(lags, x)):
         return None  # a window over frames of before
     factor, offset = (np.broadcast_to(one, block.size).reshape(-1, places) for one in (factor, offset))
     if any((one != one[:, :1]).any() for one in (factor, offset)):

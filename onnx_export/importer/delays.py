@@ -55,6 +55,22 @@ class Delays:
         state = Cell({"f": frames[1:].ravel()}, {"f": frames[:-1].ravel()})
         return layer, state, frames[-1], frames[::dilation].ravel()
 
+    def parts(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Elements of earlier steps by the delay that they are read from, where the file keeps some longer than others.
+
+        As a cache of 12 positions does for chunks of 8. Steps that stand in a row are parts of their own.
+        """
+        found = self._lags.of(numbers)
+        if None in found or not any(lag for _, lag in found):
+            return []
+        kept = np.array([[self._lags.kept(head), lag] for head, lag in found])
+        if (kept[:, 0] == kept[0, 0]).all():
+            return []
+        runs = np.split(numbers, 1 + np.flatnonzero((kept[1:] != kept[:-1]).any(axis=1)))
+        if len(runs) == len(np.unique(kept, axis=0)):
+            return runs
+        return [numbers[kept[:, 0] == one] for one in np.unique(kept[:, 0])]
+
     def share(self) -> bool:
         """Whether elements of a frame are read through several delays, which are one from now on."""
         groups: list[tuple[set[int], list[tuple[int, ...]]]] = []

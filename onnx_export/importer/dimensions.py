@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import partial
 
 from onnx_export.errors import NotImported
 from onnx_export.importer.elements import Cannot, Elements
@@ -13,6 +15,7 @@ from onnx_export.importer.trace import Trace
 __all__ = ["frames_of", "open_dimensions", "shape_of"]
 
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
+RATED = 48, 96  # frames of two traces that show how many frames come of them
 MOST_ELEMENTS = 1 << 23  # of a longer one, which shows what reaches further back
 
 
@@ -43,25 +46,27 @@ def _label(value, axis: int) -> str:
 def frames_of(model, varying, constants, dims) -> dict:
     """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
-    names = [value.name for value in model.graph.output]
     try:
         trace = Trace(model, shapes, constants, {})
     except Cannot as error:
         raise NotImported(str(error)) from None
     limits, together = thresholds(model, trace)
+    follow = partial(_reach, model, shapes, constants)
     reach = max(limits, default=0)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
     for label, axes in open_dimensions(varying, dims).items():
-        found = _reaching_back(model, shapes, constants, axes, reach)
+        found = _reaching_back(follow, axes, reach)
+        if trace.faults and (found is None or found.trace.faults) and (rate := _rate(model, follow, axes, label)):
+            fields["mixed"].append((axes, rate))
+            continue
         if found is None:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
             continue
-        results = {name: found.trace.values.get(name) for name in names}
         shifts = None
         if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
-            found, shifts = _shifts(model, shapes, constants, axes, found, together)
-            results = {name: found.trace.values.get(name) for name in names}
+            found, shifts = _shifts(model, follow, axes, found, together)
+        results = _outputs(model, found)
         if (found.moves or shifts) and not fields["time_axes"]:
             fields["time_axes"] = dict([next(iter(axes.items()))])
             fields["output_axes"] = _axes(found, results, carried=shifts is not None)
@@ -71,7 +76,9 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["open_axes"].append(axes)
         if found.mixed or not found.trace.faults:
             remedy = f"; if {label!r} has one size, give it by dims"
-            faults = [fault + remedy for fault in found.faults(results, carried=shifts is not None)]
+            faults = found.faults(results, carried=shifts is not None)
+            rate = _rate(model, follow, axes, label) if faults else []
+            faults = [*faults, *rate] if rate else [fault + remedy for fault in faults]
             if shifts:
                 fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
             if found.trace.loops and found.moves:
@@ -79,10 +86,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["mixed"] += [(axes, faults)] if faults else []
             if not (faults or shifts or found.trace.faults):
                 fields["faults"] += [fault + remedy for fault in _uneven(found, axes, results)]
-            if not found.trace.faults:
-                more = _reach(model, shapes, constants, axes, [found.length + 1])
-                faults = counted(model, found, more) if more else [f"{found.length + 1} frames can't be followed"]
-                fields["faults"] += [fault + remedy for fault in faults]
+            fields["faults"] += [fault + remedy for fault in _counted(model, follow, axes, found)]
         if found.moves and found.trace.faults and not trace.faults:
             fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
         if reach > MAX_REACH:
@@ -90,6 +94,32 @@ def frames_of(model, varying, constants, dims) -> dict:
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields
+
+
+def _counted(model, follow: Callable, axes, found: Reach) -> list[str]:
+    """Why the number of frames matters; empty if it does not."""
+    if found.trace.faults:
+        return []
+    more = follow(axes, [found.length + 1])
+    return counted(model, found, more) if more else [f"{found.length + 1} frames can't be followed"]
+
+
+def _rate(model, follow: Callable, axes, label: str) -> list[str]:
+    """Why an output that has not one frame for each of a dimension's makes no stream, and what would; empty if none."""
+    few, many = (follow(axes, [length]) for length in RATED)
+    for name in _outputs(model, many) if few and many else ():
+        one, two = (found.trace.values.get(name) for found in (few, many))
+        if not isinstance(one, Elements) or not isinstance(two, Elements) or len(one.shape) != len(two.shape):
+            continue
+        for axis in [axis for axis, size in enumerate(one.shape) if size != two.shape[axis]]:
+            rate = Fraction(two.shape[axis] - one.shape[axis], RATED[1] - RATED[0])
+            if rate != 1:
+                before = int((many.last - many.first)[two.numbers].max()) + 1 - rate.denominator
+                wanted = f"give it by dims={{{label!r}: {rate.denominator}}}: a call is one frame of x and of y then"
+                if before > 0 and not any(b.op == "input" and b.node not in axes for b in many.trace.blocks):
+                    wanted = f"export it with the {before} frames before a call as a state, input and output; {wanted}"
+                return [f"output {name!r} has {rate} frames for each of {label!r}: {wanted}"]
+    return []
 
 
 def _uneven(found: Reach, axes, results) -> list[str]:
@@ -106,7 +136,7 @@ def _axes(found: Reach, results, *, carried: bool = False) -> dict[str, int | No
     return {name: found.axis(value, carried=carried) for name, value in results.items() if isinstance(value, Elements)}
 
 
-def _shifts(model, shapes, constants, axes, found: Reach, most: int) -> tuple[Reach, Shifts | None]:
+def _shifts(model, follow: Callable, axes, found: Reach, most: int) -> tuple[Reach, Shifts | None]:
     """With more frames than any output reads, what each element was a frame before; None if outputs are not linked.
 
     Convolutions say how many these are. Where frames are moved in other ways, of at most `most` frames, more are tried.
@@ -115,7 +145,7 @@ def _shifts(model, shapes, constants, axes, found: Reach, most: int) -> tuple[Re
     if not found.mixed and length == 2 and not found.faults(_outputs(model, found)):
         return found, None
     while True:
-        more = found if found.length >= length else _reach(model, shapes, constants, axes, [length])
+        more = found if found.length >= length else follow(axes, [length])
         if more is None or more.trace.faults:
             break
         if (shifts := _linked(model, more, axes)) or not _reads_all(model, more):
@@ -148,13 +178,13 @@ def _with(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...
     return tuple(size if index == axis else n for index, n in enumerate(shape))
 
 
-def _reaching_back(model, shapes, constants, axes, reach: int) -> Reach | None:
+def _reaching_back(follow: Callable, axes, reach: int) -> Reach | None:
     """As `_reach`, with more frames than a node may reach back, if so many can be followed."""
     length = max(LEAST_FRAMES, reach + 2)
-    found = _reach(model, shapes, constants, axes, dict.fromkeys((min(length, MOST_FRAMES), LEAST_FRAMES)))
+    found = follow(axes, dict.fromkeys((min(length, MOST_FRAMES), LEAST_FRAMES)))
     if found is None or not MOST_FRAMES < length <= MAX_REACH + 2 or not _is_affordable(found, length):
         return found
-    more = _reach(model, shapes, constants, axes, [length])
+    more = follow(axes, [length])
     return found if more is None or more.trace.faults else more
 
 
@@ -182,7 +212,7 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
     for name, shape in shapes.items():
         for axis, size in enumerate(shape):
             if size > 1 and (found := Reach(trace, {name: axis}, size)).moves:
-                results = {value.name: trace.values.get(value.name) for value in model.graph.output}
+                results = _outputs(model, found)
                 shifts = None
                 if not trace.faults and (found.mixed or trace.loops):
                     shifts = _linked(model, found, {name: axis}, fixed=True)

@@ -340,7 +340,9 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     # the reading that came furthest says best what is missing: to layers, or most steps
     furthest = max(plans, key=lambda found: (bool(found.chain.layers), found.chain.depth), default=None)
     mixed = [fault for _, faults in inputs.mixed for fault in faults]
-    faults = _together([*written, *(furthest.faults if furthest else [*trace.faults, *mixed, *inputs.faults])])
+    more = mixed if trace.faults else []
+    found = [*furthest.faults, *more] if furthest else [*trace.faults, *mixed, *inputs.faults]
+    faults = _together([*written, *found])
     faults = faults or ["no output has the size of a result or of a state"]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
