@@ -137,17 +137,20 @@ def test_a_convolution_over_frames_before_and_positions(case, torch, tmp_path, r
     assert same(found, rng)
 
 
-def test_convolutions_over_frames_in_a_row(torch, tmp_path, rng):
-    """As the older exporter writes them; the file of the newer one is refused by the name of its first Conv."""
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+def test_convolutions_over_frames_in_a_row(residual, dynamo, torch, tmp_path, rng):
+    """The newer exporter makes pads of the Conv of them, so that no other node says how far back it reaches."""
 
     def forward(m, x):
         y = torch.relu(m.first(m.pad(x, (1, 1, 1, 0))))
-        return m.second(m.pad(y, (0, 0, 4, 0))) + y
+        z = m.second(m.pad(y, (0, 0, 4, 0)))
+        return z + y if residual else z
 
     layers = {"first": torch.nn.Conv2d(CHANNELS, 4, (2, 3)), "second": torch.nn.Conv2d(4, 4, (3, 1), dilation=(2, 1))}
     module = of(torch, forward, **layers)
     module.pad = torch.nn.functional.pad
-    found = imported(exported(torch, tmp_path / "m.onnx", module, False))
+    found = imported(exported(torch, tmp_path / "m.onnx", module, dynamo))
     assert kinds(found).count("Delay") == 2
     assert same(found, rng)
 
@@ -182,6 +185,24 @@ def test_a_convolution_with_the_frame_behind_after_a_norm_is_refused(dynamo, tor
     path = exported(torch, tmp_path / "m.onnx", behind_a_norm(torch, (0, 0, 1, 1)), dynamo)
     with pytest.raises(ValueError, match=r"depends on several frames|computed from another frame"):
         imported(path)
+
+
+IN_A_ROW = {
+    "the second is centred": lambda m, x: m.second(m.pad(m.first(m.pad(x, (1, 1, 1, 0))).relu(), (0, 0, 2, 2))),
+    "the second is ahead": lambda m, x: m.second(m.pad(m.first(m.pad(x, (1, 1, 1, 0))).relu(), (0, 0, 0, 4))),
+    "the first is ahead": lambda m, x: m.second(m.pad(m.first(m.pad(x, (1, 1, 0, 1))).relu(), (0, 0, 4, 0))),
+    "ones in front of the second": lambda m, x: m.second(m.pad(m.first(m.pad(x, (1, 1, 1, 0))), (0, 0, 4, 0), value=1)),
+}
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("case", IN_A_ROW)
+def test_what_is_like_convolutions_in_a_row_is_refused(case, dynamo, torch, tmp_path):
+    layers = {"first": torch.nn.Conv2d(CHANNELS, 4, (2, 3)), "second": torch.nn.Conv2d(4, 4, (3, 1), dilation=(2, 1))}
+    module = of(torch, IN_A_ROW[case], **layers)
+    module.pad = torch.nn.functional.pad
+    with pytest.raises(ValueError, match=r"depends on several frames|computed from another frame|not every frame"):
+        imported(exported(torch, tmp_path / "m.onnx", module, dynamo))
 
 
 ROWS = {
