@@ -7,18 +7,23 @@ does not load must not have exit code 0. Failures are an exception that is not a
 that takes longer than _PATIENCE for an input, and such an exit code; each is printed, and its input is kept in
 build/mutated/. An input follows from its number alone, so `mutated_onnx.py 1 NUMBER` repeats it.
 
-With --models the inputs are mutated streaming models, which are only loaded; a model that differs from its file is a
-failure.
+With --models the inputs are mutated streaming models, frames of [channels, positions] among them (those of PyTorch only
+where it is installed, so a number stands for another input elsewhere). They are read and traced in the child itself,
+which costs a fifth of a `load`; one in _PROVEN goes the whole way through `load`, and a model that differs from its
+file is a failure. A file that ends the child is a failure if `load` does not refuse it.
 """
 
 import collections
-import contextlib
 import copy
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +35,8 @@ import onnx_export
 from cnorm.layers.base import INPUT
 from onnx_export import nodes, ort
 from onnx_export.errors import NotImported
+from onnx_export.importer import import_model
+from onnx_export.importer.worker import LIMITS
 from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
 
@@ -39,12 +46,14 @@ import fuzz_onnx_loader as fuzz  # noqa: E402  (after the path is set)
 import gallery  # noqa: E402
 import graphs  # noqa: E402
 import models  # noqa: E402
+import test_import_positions as positions  # noqa: E402
 import test_import_random  # noqa: E402
 from corpus import archive  # noqa: E402
 
 _PATIENCE = 60.0  # seconds for one input, on a busy machine
 _NUMBERS = (-(2**63), -2, -1, 0, 1, 2, 3, 7, 13, 17, 64, 2**31, 2**62)
 _PIECE = 500  # inputs of one child
+_MEMORY = 4 << 30  # bytes that it may map with --models
 _PROVEN = 32  # one input in so many that load as a model is compared with the file, too, but none with changed bytes
 _KEPT = Path("build/mutated")
 
@@ -63,7 +72,7 @@ def seeds() -> list[bytes]:
 
 
 def model_seeds() -> list[bytes]:
-    """Random lists of layers as files of a stranger, some behind token ids; those that load as they are."""
+    """Files of a stranger that load as they are: random lists of layers, some behind token ids, and frames."""
     found, path = [], _KEPT / f"seed-{os.getpid()}.onnx"
     for seed in range(48):
         rng = np.random.default_rng(seed)
@@ -73,26 +82,78 @@ def model_seeds() -> list[bytes]:
             model = (
                 cnorm.Model([table, *model.layers]) if all(INPUT not in one.reads for one in model.layers) else model
             )
-        exported = onnx_export.export(model, opset=int(rng.choice([13, 17, 21])))
-        del exported.metadata_props[:]
-        path.write_bytes(exported.SerializeToString())
-        with contextlib.suppress(NotImported):
-            onnx_export.load(path)
-            found.append(path.read_bytes())
-    path.unlink()
-    return found
+        found.append(_stripped(model, opset=int(rng.choice([13, 17, 21]))))
+    found += [*_frames(path), *_networks(path)]
+    return [data for data in found if _is_proven(data, path)]
+
+
+def _is_proven(data: bytes, path: Path) -> bool:
+    """Whether a file loads; not if it amplifies rounding beyond what the proof allows, as files made of it would."""
+    try:
+        return loaded(data, path, proven=True)["loaded"] > 0
+    except AssertionError as error:
+        print(f"not among the seeds: {error}", flush=True)
+        return False
+
+
+def _stripped(model: cnorm.Model, **options) -> bytes:
+    exported = onnx_export.export(model, **options)
+    del exported.metadata_props[:]
+    return exported.SerializeToString()
+
+
+def _frames(path: Path) -> Iterator[bytes]:
+    """Layers of frames [channels, positions], node by node and as we export them."""
+    rng = np.random.default_rng(0)
+    yield _stripped(cnorm.Model(models.frame_layers(rng)[:6]))  # cells at positions that we write out do not load
+    for write, options in (
+        (positions.cached, {"groups": 2, "dilation": 2}),
+        (positions.cached, {"transposed": True}),
+        (positions.stacked, {}),
+        (positions.over_positions, {}),
+        (positions.over_positions, {"kind": "LSTM", "way": "reverse"}),
+        (positions.per_position, {}),
+        (positions.per_position, {"kind": "LSTM"}),
+        (positions.bands, {"start": 2}),
+    ):
+        yield write(path, rng, **options).read_bytes()
+
+
+def _networks(path: Path) -> Iterator[bytes]:
+    """Random networks of PyTorch's older exporter, frame by frame and over an open time, like GTCRN."""
+    if not find_spec("torch") or not find_spec("onnxscript"):
+        print("without PyTorch: no networks among the seeds", flush=True)
+        return
+    import test_import_torch_networks as networks
+
+    for seed in range(0, 80, 2):
+        network = networks.network_of(seed)[0]
+        if len(list(network.parameters())) < 60:
+            networks.exported(network, seed % 4 == 2, False, 17, path)
+            yield path.read_bytes()
 
 
 def loaded(data: bytes, path: Path, proven: bool) -> collections.Counter:
     """What one input came to as a model of a stranger; a model that differs from its file is an AssertionError."""
     path.write_bytes(data)
     try:
-        onnx_export.load(path, check=proven)
-    except (ValueError, NotImported) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a stream does otherwise than calls of the file
+            (onnx_export.load if proven else _read)(path)
+    except (ValueError, NotImported, MemoryError) as error:
         if "do not compute what the file does" in str(error):
             raise AssertionError(str(error)) from None
+        if "a fault of cnorm" in str(error):
+            raise
         return collections.Counter({"inputs": 1, "not loaded": 1})
     return collections.Counter({"inputs": 1, "loaded": 1, "of these compared and equal": proven})
+
+
+def _read(path: Path) -> None:
+    """Read a file into layers as the child of `load` does, in this process."""
+    limits = fuzz.model_io.Limits(**LIMITS)
+    given = {"inputs": {}, "states": {}, "dims": {}, "frames": ()}
+    import_model(fuzz.model_io.load(path, external_data=False, limits=limits), check=False, **given)
 
 
 def tried(data: bytes, path: Path, proven: bool) -> collections.Counter:
@@ -120,6 +181,8 @@ def tried(data: bytes, path: Path, proven: bool) -> collections.Counter:
 def piece(numbers: range, sources: list[bytes], judge, pipe) -> None:
     """Try inputs; sends the number of each before it, and what it came to after it."""
     path = _KEPT / f"input-{os.getpid()}.onnx"
+    if judge is loaded:
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for number in numbers:
         pipe.send(number)
         try:
@@ -236,6 +299,11 @@ def followed(numbers: range, sources: list[bytes], judge, counts: collections.Co
         if failure is None:
             continue
         kind = failure.split(",")[0] if failure.startswith(("crash", "hang")) else "exceptions"
+        if kind != "exceptions" and judge is loaded and _is_refused(input_of(current, sources)):
+            counts["ended a child of load"] += 1
+            child.kill()
+            child.join()
+            return current + 1
         counts[f"FAILED {kind}"] += 1
         (_KEPT / f"failed-{current}.onnx").write_bytes(input_of(current, sources))
         print(f"input {current}: {failure}", flush=True)
@@ -243,6 +311,17 @@ def followed(numbers: range, sources: list[bytes], judge, counts: collections.Co
             child.kill()
             child.join()
             return current + 1
+
+
+def _is_refused(data: bytes) -> bool:
+    """Whether `load`, which has limits, refuses a file that ended the process that read it."""
+    path = _KEPT / f"ended-{os.getpid()}.onnx"
+    path.write_bytes(data)
+    try:
+        onnx_export.load(path)
+    except (ValueError, NotImported):
+        return True
+    return False
 
 
 def main() -> None:
