@@ -13,14 +13,15 @@ import onnx_export
 from onnx_export.options import newest_opset
 
 OF_THE_FILE = {"name", "source", "gates", "weights", "eps"}  # eps is compared as the layer's
-EXPORTS = {
-    "17": {},
-    "composed": {"composed_norms": True},
-    "13": {"opset": 13},
+FORMS = {"step": {}, "scan": {"form": "sequence"}, "loop": {"form": "sequence", "loop": "loop"}}
+NORMS = {
+    "17": {"opset": 17},
     "newest": {"opset": newest_opset()},
-    "scan": {"form": "sequence"},
-    "loop": {"form": "sequence", "loop": "loop", "composed_norms": True},
+    "composed-13": {"opset": 13},
+    "composed-17": {"opset": 17, "composed_norms": True},
+    "composed-newest": {"opset": newest_opset(), "composed_norms": True},
 }
+EXPORTS = {f"{form}-{norms}": FORMS[form] | NORMS[norms] for form in FORMS for norms in NORMS}
 # one a preset, or all of them
 CHOSEN = [
     pytest.param(key, how, id=f"{'/'.join(key)}-{how}")
@@ -62,10 +63,10 @@ def test_every_preset_is_read_back(key, how, tmp_path):
     assert found.eps == layer.eps
 
 
-@pytest.mark.parametrize("how", EXPORTS if os.environ.get("CNORM_ALL_PRESETS") else ["composed", "scan"])
+@pytest.mark.parametrize("how", EXPORTS if os.environ.get("CNORM_ALL_PRESETS") else ["step-composed-17", "scan-17"])
 def test_a_stack_is_read_back(how, tmp_path):
     rng = np.random.default_rng(0)
-    keys = [("LSTM", "ba2016"), ("GRU", "haste")] if how != "scan" else [("GRU", "dreamer_v2"), ("LSTM", "torch")]
+    keys = [("LSTM", "ba2016"), ("GRU", "haste")] if "scan" not in how else [("GRU", "dreamer_v2"), ("LSTM", "torch")]
     first, second = random_cell(keys[0], rng, 5, 8)[0], random_cell(keys[1], rng, 8, 6)[0]
     norm = cnorm.LayerNorm(*(rng.standard_normal(8).astype(np.float32) for _ in range(2)))
     head = cnorm.Linear(rng.standard_normal((3, 6)).astype(np.float32), rng.standard_normal(3).astype(np.float32))
