@@ -18,6 +18,7 @@ from cnorm_bench.contenders.operations import (
     trajectory,
 )
 from cnorm_bench.environment import surroundings
+from cnorm_bench.measure_products import at_the_limit
 from cnorm_bench.runners import latencies
 
 __all__ = ["percentiles", "recurrent_steps", "rounded_contenders", "step_contenders"]
@@ -45,8 +46,9 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
         "limits": for each cell and size the time to read the weights once, at the streaming rate measured on an array
         of their size, the time of the matrix-vector products alone, and "int8", both for int8 weights; "many": for
         several numbers of streams the microseconds a stream of `step_many` and of steps one by one; "call": the time
-        of a step of a GRU 1 -> 1 called from Python and inside `Stream.process`.
+        of a step of a GRU 1 -> 1 called from Python and inside `Stream.process`; "lines": what `at_the_limit` returns.
     """
+    lines = at_the_limit(sizes, seconds=seconds / 4)
     sizes = list(sizes or HIDDEN)
     modules, left_out = contenders.importable()
     records, limits = [], []
@@ -76,7 +78,7 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
                 limits[-1]["int8"] = _limit(model, "int8")
     advance("step_many", len(cells) * len(sizes) + 1)
     document = {"format": 1, "kind": "rnn"} | surroundings() | {"left_out": list(dict.fromkeys(left_out))}
-    last = {"many": many_streams(seconds=seconds / 4), "call": call_overhead(seconds=seconds / 4)}
+    last = {"many": many_streams(seconds=seconds / 4), "call": call_overhead(seconds=seconds / 4), "lines": lines}
     return document | {"records": records, "limits": limits} | last
 
 

@@ -112,6 +112,7 @@ def rnn_tables(console, document):
         f"the call costs {_short(call['step'] - call['inside'])} us"
     )
     console.print(_many_table(document["many"]))
+    console.print(_lines_table(document["lines"]))
 
 
 def _step_table(limit, records):
@@ -141,6 +142,19 @@ def _many_table(rows):
     for row in rows:
         many, one = row["step_many"], row["step"]
         table.add_row(str(row["streams"]), _short(many), _short(one), _times(one / many), f"{1e6 / many:,.0f}")
+    return table
+
+
+def _lines_table(found):
+    """Plain LSTMs with many streams, over a sequence and in training: of each limit the time, and its share."""
+    columns = ("", "a step", "a ns", "FMA peak", f"{found['product_by']}'s product", "weights read")
+    table = _table("Plain LSTMs: microseconds a step, multiply-adds a ns, and what limits would take", columns)
+    for row in found["rows"]:
+        time = row["microseconds"]
+        cells = [_short(time), f"{row['multiply_adds'] / time / 1e3:.1f}"]
+        for name in ("fma", "product", "read"):
+            cells.append("-" if row[name] is None else f"{_short(row[name])} {row[name] / time:4.0%}")
+        table.add_row(f"{row['input']} -> {row['hidden']} {row['line']}", *cells)
     return table
 
 

@@ -3,7 +3,9 @@
 import io
 import json
 import math
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from rich.console import Console
 
 import cnorm
 import cnorm_bench as bench
-from cnorm_bench import cases, contenders, report, runners
+from cnorm_bench import cases, contenders, measure_products, report, runners
 from cnorm_bench.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]
@@ -119,6 +121,25 @@ def test_document_of_steps(steps):
     assert all(is_time(row["step_many"]) and is_time(row["step"]) for row in steps["many"])
     assert steps["call"].keys() == {"step", "inside"}
     assert all(map(is_time, steps["call"].values()))
+
+
+def test_arithmetic_is_measured_beside_its_limits(steps):
+    rows = steps["lines"]["rows"]
+    vectors = {"step_many, 64 streams": 64, "process, 200 frames": 1, "training, 20 steps of 32": 96}
+    assert {row["line"]: row["multiply_adds"] for row in rows} == {k: 4 * 4 * 7 * n for k, n in vectors.items()}
+    known = cnorm.active_isa() in measure_products.VECTORS and shutil.which(os.environ.get("CC", "cc").split()[0])
+    for row in rows:
+        assert all(is_time(row[name]) for name in ("microseconds", "product", "read"))
+        assert is_time(row["fma"]) if known else row["fma"] is None
+
+
+def test_without_a_compiler_no_peak_is_named(steps, monkeypatch):
+    monkeypatch.setattr(measure_products.shutil, "which", lambda name: None)
+    lines = measure_products.at_the_limit([(3, 4)], seconds=0.001)
+    assert all(row["fma"] is None for row in lines["rows"])
+    file = io.StringIO()
+    report.rnn_tables(Console(file=file, width=120), steps | {"lines": lines})
+    assert "training, 20 steps of 32" in file.getvalue()
 
 
 def test_rounded_weights_are_measured_with_their_errors():
@@ -320,6 +341,7 @@ def test_tables_and_pictures(document, steps):
     text = console.file.getvalue()
     expected = ["somebody is left out", "2x8", "3x5", "mean/std = 10", "layer_norm_backward", "x 1.50 us"]
     expected += ["LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at", "products alone", "call costs", "a second"]
+    expected += ["3 -> 4 process, 200 frames", "FMA peak"]
     for words in expected:
         assert words in text, words
     for draw, of in ((report.norms_picture, document), (report.rnn_picture, steps)):
