@@ -162,9 +162,10 @@ class ParityReport:
         if exact:
             most = max(exact, key=lambda row: row.used)
             ours = max((row.max_abs for row in exact if row.engine == "cnorm"), default=0.0)
+            engine = most.engine.replace("onnxruntime off", "onnxruntime without optimisations")
             lines.append(
                 f"  a step's error against float64: at most {ours:.1e} in cnorm; the most of its bound, "
-                f"{most.used:.0%}, in {most.engine}, {most.tensor}"
+                f"{most.used:.0%}, at {most.tensor} in {engine}"
             )
         drift = max((each.max_abs for each in self.drift if each.against == "float64"), default=0.0)
         lines.append(f"  running freely, the engines are within {drift:.1e} of float64 (not judged)")

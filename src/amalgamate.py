@@ -321,6 +321,8 @@ def amalgamation() -> tuple[str, str]:
 
 
 def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     source, header = amalgamation()

@@ -173,7 +173,11 @@ _PICKLE = "a pickle, which is not read, as it can run code"
 KINDS = (
     (b"\x89cnorm\r\n", b"", "a packed model, which cnorm.load reads"),
     (b"PK\3\4", b"/code/__torch__", "TorchScript: examples/models/policy.py reads a policy's layers out of one"),
-    (b"PK\3\4", b"data.pkl", "a file of torch.save: load it with torch, and give cnorm.Model or a layer what it holds"),
+    (
+        b"PK\3\4",
+        b"data.pkl",
+        "a file of torch.save: load it with torch; cnorm.Model takes a module, cnorm.from_torch a dict",
+    ),
     (b"PK\3\4", b"model.weights.h5", "a Keras model: give cnorm.from_keras what keras.saving.load_model reads of it"),
     (b"PK\3\4", b".npy", "a file of numpy.savez"),
     (b"PK\3\4", b"", "a zip archive, such as torch.save, numpy.savez and Keras write"),

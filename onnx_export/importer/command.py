@@ -117,6 +117,8 @@ def _show_rounding(console, proven, model) -> None:
     text = (
         f"with {model.weights} weights: off by at most {error:.2g} in {_FRAMES} random frames, outputs up to {size:.2g}"
     )
+    if error > size / 100:
+        text += "; --check with real frames tells whether that is too much, and float16 is nearer"
     console.print(text, markup=False, soft_wrap=True)
 
 

@@ -90,13 +90,19 @@ def _model_of(path: Path) -> Path:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """All .onnx files in a folder and below; a folder that can't be read is an error, as its files would be missed."""
+    """All .onnx files in a folder and below, but for hidden folders, such as .venv.
+
+    A folder that can't be read is an error, as its files would be missed.
+    """
 
     def refuse(error: OSError):
         raise click.UsageError(f"cannot read the folder {printable(str(error.filename))}: {error.strerror}")
 
-    walk = os.walk(folder, onerror=refuse)
-    return sorted(Path(at, name) for at, _, names in walk for name in names if name.endswith(".onnx"))
+    found = []
+    for at, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(at, name) for name in names if name.endswith(".onnx")]
+    return sorted(found)
 
 
 def _one_file(option: str, path: Path, count: int) -> bool:

@@ -31,7 +31,7 @@ _MOST_MOVES = 32
 _SAMPLED = 1024
 _GATES = frozenset({"Sigmoid", "HardSigmoid"})
 _HELD = "the norms and recurrent nodes in it are judged, the rest of its step is not"
-_DETAIL = "a recurrence that no operator names is not judged; --input and --outputs prove its results"
+_DETAIL = "a recurrence that no operator names is not judged; --input and --outputs prove it, `cnorm import` a stream"
 
 
 def find(

@@ -20,6 +20,15 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["a", "b"]], ids=str)
+def test_other_arguments_than_a_folder_print_what_it_takes(arguments, tmp_path):
+    command = [sys.executable, "-P", ROOT / "src" / "amalgamate.py", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "python src/amalgamate.py FOLDER" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("compiler", ["gcc", *(["clang"] if shutil.which("clang") else [])])
 @pytest.mark.parametrize("flags", [[], ["-march=x86-64-v4"], ["-Wall", "-Wextra", "-Wno-unused-function", "-std=c11"]])

@@ -211,6 +211,15 @@ def test_the_current_folder_is_a_folder(folder, monkeypatch):
     assert invoke(".").exit_code == invoke("./").exit_code == 0
 
 
+def test_hidden_folders_are_passed_over(folder):
+    """A folder of sources may hold a .venv, with the test files of other packages; it may be hidden itself."""
+    hidden = folder / "inner" / ".venv"
+    hidden.mkdir()
+    saved(gallery.lint_eps_nan().model, hidden / "d.onnx")
+    assert invoke(folder / "inner").exit_code == 0
+    assert invoke(hidden).exit_code == 1
+
+
 def test_a_folder_that_can_not_be_read_is_an_error(folder, monkeypatch):
     """Models in it would be missed."""
     scandir = os.scandir
