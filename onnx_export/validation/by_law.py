@@ -48,11 +48,12 @@ def _described(scope: Scope, found: sources.Found) -> Norm | None:
     counted = fit.count > 1.5  # not where a sum is divided by nothing: an L2 norm may be meant
     near = miscounted(n, fit.count, 2.0**-11) if counted else NearMiss(fit.words, fit.law.error)
     statistic = next(node for node in found.nodes if sources.reduces(node))
+    x, before = values.strip(found.x)  # rows of the type before a Cast, as the patterns have it
     return Norm(
         scope=scope,
-        nodes=[*found.nodes, *after],
+        nodes=[*before[::-1], *found.nodes, *after],
         formula=_FORMULAS[fit.law.formula],
-        x=found.x,
+        x=x,
         axes=fit.axes,
         eps=eps,
         eps_dtype=eps_dtype,

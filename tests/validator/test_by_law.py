@@ -62,6 +62,17 @@ def test_a_norm_that_no_pattern_has_is_found_and_judged(how, tmp_path):
     assert report.exit_code() == 0
 
 
+def test_rows_are_of_the_type_before_a_cast(tmp_path):
+    """Of a file in float16 with its inputs kept, rows of float32 show that E[x^2] - E[x]^2 is no number far from 0."""
+    w = Writing(np.float16, opset=17)
+    x = w.op("Cast", w.input("x", (2, 5, D), onnx.TensorProto.FLOAT), to=w.kind)
+    v = w.op("Sub", w.variance(x), w.mean(w.op("Mul", x, w.mean(x))))
+    y = w.op("Div", w.centred(x), w.op("Sqrt", w.op("Add", v, 1e-2)))
+    model = w.model(w.op("Cast", y, to=onnx.TensorProto.FLOAT), kind=onnx.TensorProto.FLOAT)
+    assert [norm.x for norm in find(with_shapes(model))] == ["x"]
+    assert [norm.verdict for norm in examined(model, tmp_path).norms] == ["risky"]
+
+
 def test_parameters_are_named(tmp_path):
     w = Writing(opset=18)
     y = signs_apart(w, w.input("x", (2, 5, D)))
