@@ -40,6 +40,7 @@ def load(
     states: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
     frames: Sequence[str] = (),
+    outputs: Sequence[str] = (),
     check: bool = True,
     external_data: bool = False,
     timeout: float | None = None,
@@ -73,6 +74,9 @@ def load(
     frames : sequence of str, optional
         The inputs that are x. If not given, those that can't be states, because no output has their size, else one
         input for which everything fits.
+    outputs : sequence of str, optional
+        The values that are y, outputs of the file or what a node of it computes; what is only behind them, such as an
+        ArgMax, is left out. If not given, all outputs that give no state back.
     check : bool
         Compare the model with the file. Without it the model's repr says that it was not compared.
     external_data : bool
@@ -107,7 +111,7 @@ def load(
         something else than the layers, or ends or exhausts its child process; the message says what was expected and
         what was found.
     """
-    given = {"inputs": inputs, "states": states, "dims": dims, "frames": frames}
+    given = {"inputs": inputs, "states": states, "dims": dims, "frames": frames, "outputs": outputs}
     limits = {"external_data": external_data, "timeout": timeout, "memory": memory}
     found = imported(path, **given, check=check, **limits)
     if not isinstance(found, Imported):
@@ -163,7 +167,7 @@ def received(
     return result
 
 
-def _checked(inputs=None, states=None, dims=None, frames=()) -> dict:
+def _checked(inputs=None, states=None, dims=None, frames=(), outputs=()) -> dict:
     """The arguments of `load` that are sent to the child, as JSON."""
     given = {"inputs": inputs or {}, "states": states or {}, "dims": dims or {}}
     for name, value in given.items():
@@ -175,7 +179,8 @@ def _checked(inputs=None, states=None, dims=None, frames=()) -> dict:
         "inputs": {name: _numbers(name, value) for name, value in given["inputs"].items()},
         "states": dict(given["states"]),
         "dims": {name: whole_number(size, f"dims[{name!r}]", 1) for name, size in given["dims"].items()},
-        "frames": _names(frames),
+        "frames": _names("frames", frames),
+        "outputs": _names("outputs", outputs),
     }
 
 
@@ -186,10 +191,10 @@ def _numbers(name: str, value) -> object:
     return array.tolist()
 
 
-def _names(frames) -> tuple[str, ...]:
-    if isinstance(frames, str) or not isinstance(frames, Sequence) or not all(isinstance(name, str) for name in frames):
-        raise TypeError(f"frames must be a sequence of names, got {frames!r:.200}")
-    return tuple(frames)
+def _names(argument: str, names) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{argument} must be a sequence of names, got {names!r:.200}")
+    return tuple(names)
 
 
 def _is_exported(path) -> bool:

@@ -183,6 +183,7 @@ def export(model, out, batch, check, as_json, **options):
 @click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **named_values())
 @click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **named_values(int))
 @click.option("--frame", "frames", metavar="NAME", help="An input that is a part of x.", multiple=True)
+@click.option("--output", "outputs", metavar="NAME", help="A value that is y, without what is behind.", multiple=True)
 @click.option("--external-data", is_flag=True, help="Also read other data files than FILE.data, in the model's folder.")
 @click.option("--timeout", type=click.FloatRange(0, 86400, min_open=True), metavar="SECONDS",
               help="End the child process that reads FILE after this time; else by the file's size.")  # fmt: skip

@@ -11,7 +11,7 @@ child process (`worker.py`), so this module imports neither onnx nor onnxruntime
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from traceback import walk_tb
@@ -77,28 +77,37 @@ class Imported:
 
 
 def import_model(
-    onnx_model: onnx.ModelProto, *, check: bool, stage: Callable[[str], None] = lambda name: None, **given
+    onnx_model: onnx.ModelProto,
+    *,
+    check: bool,
+    outputs: Sequence[str] = (),
+    stage: Callable[[str], None] = lambda name: None,
+    **given,
 ) -> Imported:
     """Find the layers of a file, and prove that they compute what it does; arguments as of `onnx_export.load`.
 
     `stage` is told what is done next.
     """
+    from onnx_export.importer.heads import ending_at, heads
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import proposals
     from onnx_export.ort import CannotRun
 
-    def read(**given) -> None:
-        found, model = _layers(onnx_model, given)
+    def read(outputs: Sequence[str] = (), **more) -> None:
+        whole = ending_at(onnx_model, outputs, given) if outputs else onnx_model
+        found, model = _layers(whole, given | more)
         if check:
-            prove(model, onnx_model, found)
+            prove(model, whole, found)
 
     stage("finding the layers")
+    onnx_model = ending_at(onnx_model, outputs, given) if outputs else onnx_model
     onnx_model, narrow, rounding = _prepared(onnx_model)
     try:
         found, model = _layers(onnx_model, given)
     except NotImported as error:
         mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
-        more = [] if mixed else proposals(onnx_model, given, read)
+        more = heads(onnx_model, given, error.reasons, read)
+        more += [] if mixed or more else proposals(onnx_model, given, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None
     stage("comparing the layers with the file")
     try:

@@ -27,6 +27,7 @@ OPTIONS = {
     "states": ("--state", "IN=OUT"),
     "dims": ("--dim", "NAME=SIZE"),
     "frames": ("--frame", "NAME"),
+    "outputs": ("--output", "NAME"),
     "timeout": ("--timeout", "SECONDS"),
     "memory": ("--memory", "GIB"),
 }

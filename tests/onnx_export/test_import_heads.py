@@ -1,0 +1,109 @@
+"""`load` of files that end in what no layer computes: refused with the outputs to name, and read with them."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from graphs import imported, node, normal, saved
+
+import onnx_export
+from onnx_export.errors import NotImported
+from onnx_export.importer.command import as_options
+
+SIZE, UNITS, CLASSES = 4, 6, 5
+
+HEADS = {
+    "ArgMax": ([node("ArgMax", "z", "class", axis=-1, keepdims=0)], {"class": [1]}),
+    "TopK": ([node("TopK", "z two", "best which")], {"best": [1, 2], "which": [1, 2]}),
+    "ReduceL2": (
+        [node("ReduceL2", "z", "n", axes=[-1]), node("Clip", "n tiny", "c"), node("Div", "z c", "unit")],
+        {"unit": [1, CLASSES]},
+    ),
+    "Greater": ([node("Greater", "z half", "over")], {"over": [1, CLASSES]}),
+}
+
+
+def file(path, rng, head, first="z", with_logits=False):
+    """A GRU and a linear layer, x [1, SIZE], and a head."""
+    end, shapes = HEADS[head]
+    nodes = [
+        node("Unsqueeze", "x axis", "x3"), node("GRU", "x3 W R B none h", "Y h_out", hidden_size=UNITS),
+        node("Squeeze", "h_out axis", "y2"), node("Gemm", "y2 K", first, transB=1),
+        *([node("Identity", first, "z")] if first != "z" else []), *end,
+    ]  # fmt: skip
+    nodes[1].input[4] = ""
+    weights = {"W": (1, 3 * UNITS, SIZE), "R": (1, 3 * UNITS, UNITS), "B": (1, 6 * UNITS), "K": (CLASSES, UNITS)}
+    weights = {name: normal(rng, *shape) for name, shape in weights.items()}
+    numbers = {"axis": np.array([0]), "two": np.array([2]), "tiny": np.float32(1e-12), "half": np.float32(0.5)}
+    read = {name for one in nodes for name in one.input}
+    weights |= {name: value for name, value in numbers.items() if name in read}
+    shapes = ({"z": [1, CLASSES]} if with_logits else {}) | shapes | {"h_out": [1, 1, UNITS]}
+    saved(path, nodes, {"x": [1, SIZE], "h": [1, 1, UNITS]}, shapes, weights, ids=("class", "which"))
+    model = onnx.load(path)
+    for value in (value for value in model.graph.output if value.name == "over"):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BOOL
+    onnx.save(model, path)
+    return path
+
+
+def logits(path, x):
+    """Those of the file, step by step, by ArgMax's own input."""
+    model = onnx.load(path)
+    del model.graph.output[:]
+    model.graph.output.extend(
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("z", "h_out")]
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    h, ys = np.zeros((1, 1, UNITS), np.float32), []
+    for frame in x:
+        y, h = session.run(["z", "h_out"], {"x": frame[None], "h": h})
+        ys.append(y[0])
+    return np.array(ys)
+
+
+@pytest.mark.parametrize("with_logits", [False, True])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_is_refused_with_what_to_name(head, with_logits, tmp_path, rng):
+    path = file(tmp_path / "m.onnx", rng, head, with_logits=with_logits)
+    with pytest.raises(NotImported, match=rf"with outputs=\['z'\], which leaves out {head} '") as error:
+        imported(path)
+    assert "--output z" in as_options(str(error.value))
+    found = imported(path, outputs=["z"])
+    assert found.outputs == ("z",)
+    assert found.states == {"h": "h_out"}
+    x = rng.standard_normal((50, SIZE)).astype(np.float32)
+    assert found.model.check(x, logits(path, x)).ok
+
+
+def test_load_takes_outputs(tmp_path, rng):
+    path = file(tmp_path / "m.onnx", rng, "ArgMax", with_logits=True)
+    assert onnx_export.load(path, outputs=["z"]).output_size == CLASSES
+    with pytest.raises(NotImported, match="no node of the file computes 'x'; its outputs are 'z', 'class', 'h_out'"):
+        onnx_export.load(path, outputs=["x"])
+    with pytest.raises(TypeError, match="outputs must be a sequence of names, got 'z'"):
+        onnx_export.load(path, outputs="z")
+
+
+def test_several_outputs_and_one_inside(tmp_path, rng):
+    path = file(tmp_path / "m.onnx", rng, "ArgMax", first="inside", with_logits=True)
+    found = imported(path, outputs=["y2", "inside"])
+    assert found.outputs == ("y2", "inside")
+    assert found.model.output_size == UNITS + CLASSES
+
+
+def test_what_would_be_left_of_the_file_must_load(tmp_path, rng):
+    """No outputs are proposed where the file without its head is no list of layers either."""
+    nodes = [node("MatMul", "x x", "z"), node("ArgMax", "z", "class", axis=-1)]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [4, 4]}, {"class": [4, 1]}, {}, ids=("class",))
+    with pytest.raises(NotImported) as error:
+        imported(path)
+    assert "outputs=" not in str(error.value)
+
+
+def test_a_head_of_the_frame_alone_is_not_cut(tmp_path, rng):
+    """Its input is x itself: nothing would be left."""
+    nodes = [node("ArgMax", "x", "class", axis=-1)]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 4]}, {"class": [1, 1]}, {}, ids=("class",))
+    with pytest.raises(NotImported, match="ArgMax 'class': no layer computes this") as error:
+        imported(path)
+    assert "outputs=" not in str(error.value)
