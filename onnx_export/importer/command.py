@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Mapping, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -34,6 +36,7 @@ OPTIONS = {
 _GIVEN = r"=[{\[][^{}\[\]]*[}\]]|=[A-Z]+\b|\['[^'\]]*'\]"  # dims={'T': 6}, frames=[...], timeout=SECONDS, dims['T']
 _ARGUMENT = re.compile(rf"\b({'|'.join(OPTIONS)})({_GIVEN})")
 _SUBJECT = re.compile(rf"^({'|'.join(OPTIONS)})(?=:)")
+_WITH = re.compile(r"with (--.*?)(?:,| it has layers)")
 _PAIR = re.compile(r"'([^']*)'(?:: *'?([^',}]+)'?)?")
 
 
@@ -59,7 +62,9 @@ def import_file(
     try:
         result = received(path, recordings=npz, timed=True, **given)
     except NotImported as error:
-        raise NotImported(as_options(error.summary), map(as_options, error.reasons)) from None
+        reasons = [*map(as_options, error.reasons)]
+        reasons[-1:-1] = _to_type(path, out, reasons, given)
+        raise NotImported(as_options(error.summary), reasons) from None
     except (TypeError, ValueError) as error:
         raise type(error)(as_options(str(error))) from None
     if not isinstance(result, Received):
@@ -84,10 +89,28 @@ def as_options(text: str) -> str:
     return _ARGUMENT.sub(_as_option, _SUBJECT.sub(lambda match: OPTIONS[match[1]][0], text))
 
 
+def _to_type(path: str, out: str, reasons: Sequence[str], given: Mapping) -> list[str]:
+    """The command with the first options that a refusal says give layers, to be pasted."""
+    for reason in reasons:
+        if found := _WITH.match(reason):
+            words = ["cnorm", "import", path, out]
+            for name in ("inputs", "states", "dims", "frames", "outputs"):
+                pairs = given.get(name) or {}
+                values = [f"{k}={_text(v)}" for k, v in pairs.items()] if isinstance(pairs, Mapping) else pairs
+                words += [word for value in values for word in (OPTIONS[name][0], value)]
+            return [f"to type: {shlex.join(words)} {found[1]}"]
+    return []
+
+
+def _text(value) -> str:
+    """A value of an option as it was typed: 16000.0 is 16000."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def _as_option(match: re.Match) -> str:
     option, wanted = OPTIONS[match[1]]
     pairs = [f"{name}={other}" if other else name for name, other in _PAIR.findall(match[2])]
-    return " ".join(f"{option} {given}" for given in pairs or [wanted])
+    return " ".join(f"{option} {given if given == wanted else shlex.quote(given)}" for given in pairs or [wanted])
 
 
 def _show(console, found: Imported, table: bool) -> None:

@@ -21,6 +21,8 @@ MOST = 3
 def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) -> list[str]:
     """Lines for a refusal: sizes of one open dimension, the others being 1, with which the file can be imported.
 
+    The last names the sizes that were tried.
+
     Parameters
     ----------
     model : onnx.ModelProto
@@ -35,12 +37,13 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
         for value in model.graph.input
         if value.name not in stored and value.name not in given["inputs"]
     }
-    until, lines = process_time() + SECONDS, []
+    until, lines, tried = process_time() + SECONDS, [], []
     labels = open_dimensions(varying, given["dims"])
     for size in SIZES:
         for label in labels:
             if len(lines) == MOST or process_time() > until:
-                return lines
+                return [*lines, f"sizes tried: {', '.join(map(str, dict.fromkeys(tried)))}"]
+            tried.append(size)
             try:
                 read(**given | {"dims": given["dims"] | {label: size}})
             except MemoryError:
@@ -48,4 +51,4 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
             except Exception:  # whatever the file, which is untrusted, does with this size
                 continue
             lines.append(f"with dims={{{label!r}: {size}}} it has layers")
-    return lines
+    return [*lines, f"sizes tried: {', '.join(map(str, SIZES))}"] if labels else []

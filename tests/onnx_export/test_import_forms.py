@@ -1,5 +1,7 @@
 """`load` of the same networks in other forms: rows first, frames as rows, narrow ids; and of rounded files."""
 
+import re
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -116,6 +118,7 @@ def test_a_refusal_names_sizes_that_are_read(symbol, tmp_path, rng):
         imported(path)
     assert f"with dims={{{label!r}: 40}} it has layers" in str(error.value)
     assert str(error.value).count("it has layers") == 1
+    assert re.search(r"sizes tried: 512, 576, [\d, ]*\b40\b", str(error.value))
     assert imported(path, dims={label: 40}).report.ok
 
 

@@ -1,5 +1,8 @@
 """`load` of files that end in what no layer computes: refused with the outputs to name, and read with them."""
 
+import re
+import shlex
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,7 +11,7 @@ from graphs import imported, node, normal, saved
 
 import onnx_export
 from onnx_export.errors import NotImported
-from onnx_export.importer.command import as_options
+from onnx_export.importer.command import as_options, import_file
 
 SIZE, UNITS, CLASSES = 4, 6, 5
 
@@ -107,3 +110,14 @@ def test_a_head_of_the_frame_alone_is_not_cut(tmp_path, rng):
     with pytest.raises(NotImported, match="ArgMax 'class': no layer computes this") as error:
         imported(path)
     assert "outputs=" not in str(error.value)
+
+
+def test_a_refusal_has_the_command_to_type(tmp_path, rng):
+    """With the options that were given, quoted, and those that help."""
+    path = str(file(tmp_path / "my file.onnx", rng, "ArgMax"))
+    given = {"inputs": {}, "states": {"h": "h_out"}, "dims": {}, "frames": ["x"], "outputs": []}
+    with pytest.raises(NotImported, match=r"  to type: (cnorm import .*)\n") as error:
+        import_file(None, path, "o.cnorm", weights=None, smallest=None, npz=None, table=False, **given)
+    typed = re.search(r"to type: (.*)", str(error.value))[1]
+    options = ["--state", "h=h_out", "--frame", "x", "--output", "z"]
+    assert shlex.split(typed) == ["cnorm", "import", path, "o.cnorm", *options]
