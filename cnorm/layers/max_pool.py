@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.layers.base import Layer, at_least, refuse_hooks, with_name
+from cnorm.layers.base import Layer, at_least, check_own_forward, with_name
 from cnorm.layers.conv import pair_of
 
 
@@ -88,7 +88,7 @@ def _of_module(module, positions: int) -> tuple[int, int, tuple[int, int], int]:
     """taps, stride, padding and dilation of a torch.nn.MaxPool1d."""
     if type(module).__name__ != "MaxPool1d" or module.return_indices:
         raise ValueError(f"the module must be a torch.nn.MaxPool1d that returns no indices, got {module}")
-    refuse_hooks(module)
+    check_own_forward(module)
     numbers = (module.kernel_size, module.stride, module.padding, module.dilation)
     taps, stride, padding, dilation = (one[0] if isinstance(one, tuple) else one for one in numbers)
     after = padding

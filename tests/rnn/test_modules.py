@@ -139,6 +139,8 @@ class Sequential(nn.Sequential):
         (lambda: [nn.Linear], TypeError, r"layers\[0\] must be a layer such as .*, got the class Linear"),
         (lambda: [nn.BatchNorm1d(5, track_running_stats=False)], ValueError, "must have running statistics"),
         (lambda: [nn.Conv1d(5, 5, 3)], ValueError, r"layers\[0\], Conv1d: write cnorm.CausalConv1d\(module\) where"),
+        (lambda: [nn.ConvTranspose1d(5, 5, 3)], ValueError, r"write cnorm.ConvTranspose1d\(module, positions=\.\.\.\)"),
+        (lambda: [nn.MaxPool1d(2)], ValueError, r"write cnorm.MaxPool1d\(module, channels=\.\.\., positions=\.\.\.\)"),
         (lambda: [nn.BatchNorm1d(500)], ValueError, "must stand behind a Linear"),
         (
             lambda: [nn.LayerNorm((3, 4))],
@@ -245,6 +247,8 @@ ONE = {
     "PReLU": (nn.PReLU, (), cnorm.Activation),
     "CausalConv1d": (nn.Conv1d, (5, 4, 3), cnorm.CausalConv1d),
     "Conv1d": (nn.Conv1d, (5, 4, 3), lambda module: cnorm.Conv1d(module, positions=7)),
+    "ConvTranspose1d": (nn.ConvTranspose1d, (5, 4, 3), lambda module: cnorm.ConvTranspose1d(module, positions=7)),
+    "MaxPool1d": (nn.MaxPool1d, (2,), lambda module: cnorm.MaxPool1d(module, channels=5, positions=8)),
     "LSTM": (nn.LSTM, (5, 4), None),
     "GRUCell": (nn.GRUCell, (5, 4), None),
     "Sequential": (nn.Sequential, (nn.Linear(5, 5),), None),
@@ -259,7 +263,7 @@ def test_what_computes_something_else_than_its_class_is_refused(change, kind):
     module = change(of)(*given)
     makes = [lambda: cnorm.Model([module]), lambda: cnorm.Model(nn.Sequential(nn.Identity(), module))]
     for make in makes if layer is None else [*makes, lambda: layer(module), lambda: cnorm.Model([layer(module)])]:
-        with pytest.raises(ValueError, match=r"forward|cnorm\.CausalConv1d\(module\)"):
+        with pytest.raises(ValueError, match=r"forward|write cnorm\.\w+\(module"):
             make()
 
 
@@ -269,7 +273,7 @@ def test_parametrised_weights_are_the_computed_ones():
             return 2 * weight
 
     for kind, (of, given, layer) in ONE.items():
-        if kind in ("Linear", "LayerNorm", "Embedding", "CausalConv1d", "Conv1d"):
+        if kind in ("Linear", "LayerNorm", "Embedding", "CausalConv1d", "Conv1d", "ConvTranspose1d"):
             module = of(*given)
             weight = module.weight.detach().clone()
             nn.utils.parametrize.register_parametrization(module, "weight", Doubled())
