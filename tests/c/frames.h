@@ -1,4 +1,4 @@
-/* A random list of the layers of frames [channels, positions]: frames of earlier steps, axes in another order, transposed
+/* Random lists of the layers of frames [channels, positions]: frames of earlier steps, axes in another order, transposed
  * convolutions with a matrix and depthwise, a pool, and cells at each position and scanned over them. */
 #ifndef FRAMES_H
 #define FRAMES_H
@@ -9,6 +9,7 @@ enum { FRAME_LAYERS = 7, FRAME_ROWS = 5, FRAME_UNITS = 5, FRAME_OUTPUTS = 3 };
 
 typedef struct frame_stack {
     ptrdiff_t inputs, outputs;
+    int count; /* of the layers */
     network pool; /* owns the memory, and has the type of the matrices */
     cnorm_layer layers[FRAME_LAYERS];
     float *state, *scratch;
@@ -35,7 +36,7 @@ static inline cnorm_layer frame_cell(network *p, allocator *memory, cnorm_positi
 static inline frame_stack frames_random(cnorm_weight_type type, ptrdiff_t m, allocator *memory)
 {
     uint64_t state = (uint64_t)(m * 10007), *seed = &state;
-    frame_stack s = {.inputs = 2 * m, .outputs = FRAME_OUTPUTS * (m + 1), .pool = {.type = type}};
+    frame_stack s = {.inputs = 2 * m, .outputs = FRAME_OUTPUTS * (m + 1), .count = FRAME_LAYERS, .pool = {.type = type}};
     network *const p = &s.pool;
     cnorm_layer *const to = s.layers;
     const cnorm_delay delay = {.n = 2 * m, .frames = 3, .dilation = 2, .outputs = 6 * m};
@@ -63,10 +64,37 @@ static inline frame_stack frames_random(cnorm_weight_type type, ptrdiff_t m, all
     return s;
 }
 
+/* [4, m] -> [FRAME_OUTPUTS, m]: a convolution in two groups, and cells of few and of more units, each and scanned on */
+static inline frame_stack scans_random(cnorm_weight_type type, ptrdiff_t m, allocator *memory)
+{
+    enum { GROUPED = 6, WIDE = 18 };
+    uint64_t state = (uint64_t)(m * 10009), *seed = &state;
+    frame_stack s = {.inputs = 4 * m, .outputs = FRAME_OUTPUTS * m, .count = 5, .pool = {.type = type}};
+    network *const p = &s.pool;
+    float *const w = network_random(p, memory, GROUPED * 3 * 4, 0, 0.5, seed);
+    for (ptrdiff_t i = 0; i < GROUPED * 3 * 4; ++i)
+        if (i / 12 * 2 / GROUPED != i % 4 / 2) w[i] = 0;
+    const cnorm_conv conv = {.weight = network_pack(p, memory, 1, GROUPED, 12, 0, w), .channels = 4, .outputs = GROUPED, .taps = 3,
+                             .dilation = 1, .groups = 2, .positions = m, .stride = 1, .before = 1, .after = 1,
+                             .inputs = 4 * m, .results = GROUPED * m};
+    s.layers[0] = (cnorm_layer){.kind = CNORM_LAYER_CONV, .as = {.conv = conv}};
+    const cnorm_positions each = {.cell = {.kind = CNORM_CELL_GRU}, .positions = m, .scan = CNORM_SCAN_EACH};
+    const cnorm_positions on = {.cell = {.kind = CNORM_CELL_GRU}, .positions = m, .scan = CNORM_SCAN_FORWARD};
+    const cnorm_positions lstm = {.cell = {.kind = CNORM_CELL_LSTM}, .positions = m, .scan = CNORM_SCAN_FORWARD};
+    const cnorm_positions back = {.cell = {.kind = CNORM_CELL_LSTM}, .positions = m, .scan = CNORM_SCAN_BACKWARD};
+    s.layers[1] = frame_cell(p, memory, each, GROUPED, WIDE, seed);
+    s.layers[2] = frame_cell(p, memory, on, WIDE, FRAME_UNITS, seed);
+    s.layers[3] = frame_cell(p, memory, lstm, FRAME_UNITS, WIDE, seed);
+    s.layers[4] = frame_cell(p, memory, back, WIDE, FRAME_OUTPUTS, seed);
+    s.state = network_floats(p, memory, cnorm_state_floats(s.layers, s.count));
+    s.scratch = network_floats(p, memory, cnorm_scratch_floats(s.layers, s.count, FRAME_ROWS));
+    return s;
+}
+
 /* x [steps, inputs] -> y [steps, outputs] */
 static inline void frames_run(frame_stack *s, ptrdiff_t steps, const float *x, float *y)
 {
-    CHECK(cnorm_run(&(cnorm_frames){.layers = s->layers, .count = FRAME_LAYERS, .frames = steps, .x = x, .state = s->state,
+    CHECK(cnorm_run(&(cnorm_frames){.layers = s->layers, .count = s->count, .frames = steps, .x = x, .state = s->state,
         .scratch = s->scratch, .rows = FRAME_ROWS, .y = y}) == CNORM_OK,
           "%td inputs", s->inputs);
 }

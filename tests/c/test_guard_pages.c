@@ -294,12 +294,12 @@ static void stacks(cnorm_weight_type type, ptrdiff_t inputs, ptrdiff_t m)
     free_network_pages();
 }
 
-static void frames(cnorm_weight_type type, ptrdiff_t m)
+static void frames(cnorm_weight_type type, ptrdiff_t m, int scans)
 {
     enum { STEPS = 7 }; /* more than are computed together */
-    snprintf(doing, sizeof doing, "frames of %td positions, weights %d, at the %s, on %s", m, (int)type,
+    snprintf(doing, sizeof doing, "frames of %td positions, scans %d, weights %d, at the %s, on %s", m, scans, (int)type,
              at_end ? "end" : "start", cnorm_isa_active());
-    frame_stack s = frames_random(type, m, network_memory);
+    frame_stack s = scans ? scans_random(type, m, network_memory) : frames_random(type, m, network_memory);
     float *const x = network_random(&s.pool, network_memory, STEPS * s.inputs, 0, 1, &(uint64_t){1});
     float *const y = network_floats(&s.pool, network_memory, STEPS * s.outputs);
     frames_run(&s, STEPS, x, y);
@@ -346,7 +346,7 @@ int main(int argc, char **argv)
                 networks(n, n % 40 + 1, n % 7 + 1);
                 embeddings((cnorm_weight_type)(n % 3), n % 7 + 1, n);
                 stacks((cnorm_weight_type)(n % 3), n, n % 40 + 1);
-                frames((cnorm_weight_type)(n % 3), n);
+                for (int scans = 0; scans < 2; ++scans) frames((cnorm_weight_type)(n % 3), n, scans);
                 if (n % 5 == 0) networks(n % 9 + 1, n, n);
             }
     FOR_EACH_ISA(isa)

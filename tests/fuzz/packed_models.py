@@ -59,6 +59,9 @@ def models(rng):
         cnorm.Permute((3, 2), (1, 0)),
         cnorm.PerPosition(gru, positions=3),
         cnorm.OverPositions(gru, positions=3, reverse=True),
+        cnorm.OverPositions(gru, positions=3, both=random_cell(("LSTM", "torch"), rng, 2, 1)[0]),
+        cnorm.PerPosition(cnorm.Linear(np.ones((2, 3), np.float32)), positions=3),
+        cnorm.OverPositions(random_cell(("RNN", "ba2016"), rng, 2, 2)[0], positions=3),
     ]
     yield cnorm.Model(frames)
     yield cnorm.Model(frames).with_weights("int8", smallest=1)

@@ -278,6 +278,28 @@ def test_wrong_options(options, says, rng):
         cnorm.Conv1d(normal(rng, 6, 2, 4), **{"positions": 20} | options)
 
 
+@pytest.mark.parametrize(
+    ("groups", "error", "says"),
+    [
+        (0, ValueError, r"groups must be at least 1 and below 2\^28, got 0"),
+        (-2, ValueError, r"groups must be at least 1 and below 2\^28, got -2"),
+        (1 << 28, ValueError, r"groups must be at least 1 and below 2\^28, got 268435456"),
+        (4, ValueError, r"groups must divide the 6 (outputs|channels), got 4"),
+        (2.0, TypeError, "groups must be an int, got float"),
+        ("2", TypeError, "groups must be an int, got str"),
+        (True, TypeError, "groups must be an int, got bool"),
+        (None, TypeError, "groups must be an int, got NoneType"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["CausalConv1d", "Conv1d", "ConvTranspose1d"])
+def test_groups_that_are_none(kind, groups, error, says, rng):
+    where = {} if kind == "CausalConv1d" else {"positions": 20}
+    make = getattr(cnorm, kind)
+    assert make(normal(rng, 6, 2, 4), groups=np.int64(3), **where).groups == 3
+    with pytest.raises(error, match=says):
+        make(normal(rng, 6, 2, 4), groups=groups, **where)
+
+
 @pytest.mark.parametrize("padding", [((1 << 26) - 3, 0), (0, (1 << 26) - 3), (1 << 25, (1 << 25) - 3)])
 def test_a_padded_frame_has_at_most_2_to_the_28_elements(padding, rng):
     """So that its size can be computed; one of fewer has its scratch limited as any layer, in a packed file."""

@@ -204,7 +204,7 @@ CASES = [
     *((f"layers in {weights}", whole_model, weights) for weights in WEIGHTS),
     *((f"tokens in {weights}", tokens_model, weights) for weights in WEIGHTS),
     *((f"frames in {weights}", frames_model, weights) for weights in WEIGHTS),
-    *((name, public_model, name) for name in ("dtln_1.onnx", "silero_16k_op15.onnx")),
+    *((name, public_model, name) for name in ("dtln_1.onnx", "silero_16k_op15.onnx", "gtcrn_simple.onnx")),
 ]
 
 
