@@ -76,7 +76,7 @@ def read(seed, path):
     (network, rng), dynamo = network_of(seed), bool(seed % 2)
     opset = int(rng.choice(OPSETS[dynamo]))
     # the newer exporter writes the length of its example into the outputs of a cell (torch 2.13)
-    over_time = bool(seed // 2 % 2) and not (dynamo and network.has_cells())
+    over_time = bool(seed // 2 % 2)
     states = exported(network, over_time, dynamo, opset, path)
     x = rng.standard_normal((FRAMES, 2 * network.positions)).astype(np.float32)
     try:
