@@ -5,6 +5,7 @@
  * taken as independent; four standard deviations are allowed. Worst-case bounds would allow a hundred times as much.
  * Free runs must agree bit for bit between instruction sets, and however the steps are divided into calls.
  */
+#include "frames.h"
 #include "stack.h"
 
 #define U 0x1p-24 /* the unit roundoff */
@@ -182,6 +183,26 @@ static void sizes_have_a_limit(void)
     }
 }
 
+/* that divide both the 4 channels and the 6 outputs: 0, 1 and 2 */
+static void groups_are_checked(void)
+{
+    static const ptrdiff_t bad[] = {-1, -2, 3, 4, 6, 12, PTRDIFF_MIN, PTRDIFF_MAX};
+    frame_stack s = scans_random(CNORM_WEIGHT_F32, 5, allocate);
+    cnorm_layer one = s.layers[0];
+    cnorm_fault fault;
+    for (one.as.conv.groups = 0; one.as.conv.groups <= 2; ++one.as.conv.groups)
+        CHECK(cnorm_layers_check(&one, 1, &fault) == CNORM_OK, "%td groups", one.as.conv.groups);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
+        one.as.conv.groups = bad[i];
+        for (int k = 0; k < 2; ++k) {
+            one.kind = k ? CNORM_LAYER_CONV_TRANSPOSE : CNORM_LAYER_CONV;
+            CHECK(cnorm_layers_check(&one, 1, &fault) == CNORM_ERROR_LAYER, "%td groups", bad[i]);
+            CHECK(!strcmp(fault.field, "groups"), "%td groups: %s", bad[i], fault.field);
+        }
+    }
+    network_free(&s.pool);
+}
+
 /* one tap of a convolution, or one frame of a delay, keeps nothing */
 static void state_may_be_missing_where_there_is_none(void)
 {
@@ -202,6 +223,7 @@ int main(void)
 {
     tokens_are_checked();
     sizes_have_a_limit();
+    groups_are_checked();
     state_may_be_missing_where_there_is_none();
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 33}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {

@@ -20,6 +20,7 @@ import os
 import random
 import resource
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ import test_import_positions as positions  # noqa: E402
 import test_import_random  # noqa: E402
 from corpus import archive  # noqa: E402
 
-_PATIENCE = 60.0  # seconds for one input, on a busy machine
+_PATIENCE = 60.0  # seconds of a processor for one input
 _NUMBERS = (-(2**63), -2, -1, 0, 1, 2, 3, 7, 13, 17, 64, 2**31, 2**62)
 _PIECE = 500  # inputs of one child
 _MEMORY = 4 << 30  # bytes that it may map with --models
@@ -283,7 +284,7 @@ def followed(numbers: range, sources: list[bytes], judge, counts: collections.Co
     while True:
         failure = None
         try:
-            message = ours.recv() if ours.poll(_PATIENCE) else "hang"
+            message = ours.recv() if _answers(ours, child.pid) else "hang"
         except EOFError:
             child.join()
             message = f"crash, exit code {child.exitcode}"
@@ -311,6 +312,23 @@ def followed(numbers: range, sources: list[bytes], judge, counts: collections.Co
             child.kill()
             child.join()
             return current + 1
+
+
+def _answers(ours, pid: int) -> bool:
+    """Whether a child answers before it has used _PATIENCE, or has been waited for ten times as long."""
+    until, start = time.monotonic() + 10 * _PATIENCE, _used(pid)
+    while not (answered := ours.poll(1)) and time.monotonic() < until and _used(pid) - start < _PATIENCE:
+        pass
+    return answered
+
+
+def _used(pid: int) -> float:
+    """Seconds of a processor that a process and those that it waited for have used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:  # it has just ended
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _is_refused(data: bytes) -> bool:
