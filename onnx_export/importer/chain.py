@@ -46,6 +46,8 @@ class Chain:
         What elements were in frames before.
     brief : bool
         Whether one fault is enough.
+    inside : bool
+        Whether cells run over the frames of a call, so that they may begin at zeros without a state of the file.
 
     Attributes
     ----------
@@ -70,8 +72,9 @@ class Chain:
         shifts: Shifts | None = None,
         *,
         brief: bool = False,
+        inside: bool = False,
     ):
-        self._brief = brief
+        self._brief, self._inside = brief, inside
         self.trace, self.old = trace, old
         self._lags = Lags(old, shifts)
         self._delays = Delays(trace, self._lags)
@@ -401,6 +404,8 @@ class Chain:
             raise Cannot(f"{scan.node}: a cell of {positions} rows that reads two directions, or from the end")
         new = {"h": scan.whole().ravel()} | ({"c": scan.ways[0][1].T.ravel()} if scan.kind == "LSTM" else {})
         old = {name: start[0].T.ravel() for name, start in zip(new, scan.start, strict=False)}
+        if self._inside and all(self._zeros(start).all() for start in scan.start):
+            return (lambda to: to.per_position(made[0], positions, Cell(new, {}))), reads
         for name, numbers in new.items():
             if [self.old.get(number, -1) for number in numbers.tolist()] != old[name].tolist():
                 raise Cannot(f"{scan.node}: its initial {name} of {positions} rows is not what an output gives back")

@@ -300,7 +300,8 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
                 continue
             xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
             ys = {name: _of_last(known[name], xs[0], trace, inputs, name) for name in ys}
-        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys, inputs.shifts, brief=known_one)
+        x, within = np.concatenate([x.ravel() for x in xs]), bool(inputs.time_axes)
+        chain = Chain(trace, x, old, ys, inputs.shifts, brief=known_one, inside=within)
         ends = {begin: end for *_, each in trace.repeated for begin, end in each.items()}
         if any(ends.get(before, new) != new for new, before in old.items()):
             chain.faults.append("an output gives a state of a loop back changed")

@@ -209,17 +209,17 @@ def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers, kind: int) -
             if name is None or not name.startswith(key):
                 return
             cell, key = numbers[name]
+            order = np.argsort(cell.new[key])  # the operator's, row by row
+            shape = [1, -1, next(a.i for a in node.attribute if a.name == "hidden_size")]
             nodes[index:index] = [
-                _constant(f"{name}/shape", [1, 1, cell.new[key].size]),
-                helper.make_node("Reshape", [f"{name}_in", f"{name}/shape"], [f"{name}/outside"]),
+                *_picked(f"{name}_in", f"{name}/outside", order, shape),
                 _cast(f"{name}/outside", f"{name}/start", inside),
             ]
             node.input[5 + offset] = f"{name}/start"
             given = node.output[1 + offset] or f"{name}/last"
             node.output[1 + offset] = given
-            nodes.append(_constant(f"{name}/row", [1, -1]))
             nodes.append(_cast(given, f"{name}/given", outside))
-            nodes.append(helper.make_node("Reshape", [f"{name}/given", f"{name}/row"], [f"{name}_out"]))
+            nodes += _picked(f"{name}/given", f"{name}_out", np.argsort(order), [1, order.size])
 
 
 class FileRun:

@@ -205,6 +205,51 @@ def test_what_is_like_convolutions_in_a_row_is_refused(case, dynamo, torch, tmp_
         imported(exported(torch, tmp_path / "m.onnx", module, dynamo))
 
 
+def each_position(torch, kind, start=0.0, steps=True):
+    """A cell over the frames for each position and a product; or one step of it from zeros for each frame."""
+
+    def forward(m, x):
+        rows = x[0].permute(1, 2, 0)  # [T, positions, channels]
+        rows = m.cell(m.first(rows))[0]
+        if not steps:
+            rows = m.second(rows.reshape(1, -1, 5))[0].reshape(-1, POSITIONS, 5)
+        elif start:
+            rows = m.second(rows, m.start(start))[0]
+        return m.last(rows).permute(2, 0, 1)[None]
+
+    module = of(
+        torch, forward, first=torch.nn.Linear(CHANNELS, 4), cell=getattr(torch.nn, kind)(4, 5),
+        second=torch.nn.GRU(5, 5), last=torch.nn.Linear(5, 3),
+    )  # fmt: skip
+    module.start = lambda value: torch.full((1, POSITIONS, 5), value)
+    return module
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_a_cell_over_the_frames_for_each_position(kind, dynamo, torch, tmp_path, rng):
+    if dynamo and kind == "RNN":
+        pytest.skip("the newer exporter writes it out for the frames of its example")
+    found = imported(exported(torch, tmp_path / "m.onnx", each_position(torch, kind), dynamo))
+    assert kinds(found).count("PerPosition") == 3
+    assert found.time_axis == 2
+    assert same(found, rng)
+
+
+NO_CELLS = {
+    "one step for each frame": ({"steps": False}, "it reads 1 steps that are not the"),
+    "another beginning": ({"start": 0.5}, "its initial h of 8 rows is not what an output gives back"),
+}
+
+
+@pytest.mark.parametrize("case", NO_CELLS)
+def test_what_is_like_a_cell_for_each_position_is_refused(case, torch, tmp_path):
+    given, says = NO_CELLS[case]
+    path = exported(torch, tmp_path / "m.onnx", each_position(torch, "GRU", **given), False)
+    with pytest.raises(ValueError, match=says):
+        imported(path)
+
+
 ROWS = {
     "a layer norm of positions": (lambda m, x: m.positions(x), "LayerNorm", CHANNELS),
     "a layer norm of channels": (lambda m, x: m.channels(x.transpose(1, 3)).transpose(1, 3), "LayerNorm", POSITIONS),
