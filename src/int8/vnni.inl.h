@@ -8,7 +8,9 @@
 
 typedef unsigned UNSIGNED __attribute__((vector_size(sizeof(INTS)))); /* sums wrap modulo 2^32 */
 
-enum { INTS_OF = sizeof(INTS) / 4, VECTORS = CNORM_INT8_PANEL / INTS_OF, CHAINS = 8 };
+/* CHAINS: sums of each digit at a time. Twice 8, weights and digits would not fit in 16 registers, and take 1.5 times
+ * as long (Zen 5, 2026-11-29). */
+enum { INTS_OF = sizeof(INTS) / 4, VECTORS = CNORM_INT8_PANEL / INTS_OF, CHAINS = sizeof(INTS) == 64 ? 8 : 4 };
 
 static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)[2]) { arrange_digits(quads, q, n, x); }
 
@@ -32,7 +34,7 @@ INLINE void quad_sums(const uint8_t *w, int vectors, int count, const int32_t (*
 INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
                        int32_t *sums, ptrdiff_t stride)
 {
-    const int vectors = VECTORS * count > CHAINS ? VECTORS / 2 : VECTORS, step = 4 * CNORM_INT8_PANEL;
+    const int vectors = VECTORS * count > CHAINS ? CHAINS / count : VECTORS, step = 4 * CNORM_INT8_PANEL;
     for (int first = 0; first < VECTORS; first += vectors) {
         const uint8_t *w = panel + first * (int)sizeof(INTS);
         INTS lo[2][CHAINS] = {{{0}}}, hi[2][CHAINS] = {{{0}}};
