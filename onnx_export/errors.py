@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from cnorm.text import clip, printable
 
+_SHOWN = 4  # names of nodes with the same fault
+
 
 class _Unusable(ValueError):
     """Base of these errors. Names from an untrusted file may have any length and hold control characters."""
@@ -32,3 +34,18 @@ class NotImported(ValueError):
     def __init__(self, summary: str, reasons: Iterable[str] = ()) -> None:
         self.summary, self.reasons = summary, tuple(reasons)
         super().__init__("\n  ".join(clip(printable(line), 400) for line in (summary, *self.reasons)))
+
+
+def together(faults: list[str]) -> list[str]:
+    """The faults, each once, with the names of an operator's nodes that have the same reason in one line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for fault in dict.fromkeys(faults):
+        head, _, reason = fault.partition("': ")
+        operator, quote, name = head.partition(" '")
+        groups.setdefault((operator, reason) if quote and reason else (fault, ""), []).append(name)
+    lines = []
+    for (operator, reason), names in groups.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
+        lines.append(f"{operator} {shown}{more}: {reason}" if reason else operator)
+    return lines

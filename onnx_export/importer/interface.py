@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from cnorm.arguments import whole_number
 from cnorm.text import quoted
-from onnx_export.errors import NotImported
+from onnx_export.errors import NotImported, together
 from onnx_export.graph import sizes
 from onnx_export.graph.tables import LAYOUT
 from onnx_export.importer.chain import Chain
@@ -38,7 +38,6 @@ INTEGERS = {
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
-SHOWN = 4  # names of nodes with the same fault
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +342,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     mixed = [fault for _, faults in inputs.mixed for fault in faults]
     more = mixed if trace.faults else []
     found = [*furthest.faults, *more] if furthest else [*trace.faults, *mixed, *inputs.faults]
-    faults = _together([*written, *found])
+    faults = together([*written, *found])
     faults = faults or ["no output has the size of a result or of a state"]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
@@ -410,21 +409,6 @@ def _holds(found: Plan, first: Plan) -> bool:
     """Whether y of a reading is all states, the last of which are y of the first: h_n of several layers."""
     part, whole = ({n for name in one.outputs for n in _numbers(one, name).tolist()} for one in (first, found))
     return (found.frames, found.states) == (first.frames, first.states) and part < whole
-
-
-def _together(faults: list[str]) -> list[str]:
-    """The faults, each once, with the names of an operator's nodes that have the same reason in one line."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for fault in dict.fromkeys(faults):
-        head, _, reason = fault.partition("': ")
-        operator, quote, name = head.partition(" '")
-        groups.setdefault((operator, reason) if quote and reason else (fault, ""), []).append(name)
-    lines = []
-    for (operator, reason), names in groups.items():
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        shown = ", ".join(f"'{name}'" for name in names[:SHOWN])
-        lines.append(f"{operator} {shown}{more}: {reason}" if reason else operator)
-    return lines
 
 
 def _reading(found: Plan) -> str:

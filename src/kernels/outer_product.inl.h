@@ -33,10 +33,12 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, int apart, const float *dz, con
     }
 }
 
-/* (1) for `count` <= TILE_ROWS rows of dW from dw on and `cols` columns */
-INLINE void outer_columns(const cnorm_outer *call, int vectors, int apart, const float *dz, const float *x,
-                          ptrdiff_t count, ptrdiff_t cols, float *dw)
+/* (1) for `count` <= TILE_ROWS rows of dW from dw on, of unit `u` of those in scratch, and its columns from `k` on */
+INLINE void outer_columns(const cnorm_outer *call, int vectors, int apart, ptrdiff_t u, ptrdiff_t k, ptrdiff_t count,
+                          float *dw)
 {
+    const float *dz = call->scratch + u * OUTER_ROWS, *x = call->scratch + (TILE_UNITS + k) * OUTER_ROWS;
+    const ptrdiff_t cols = call->w->cols - k;
     f32v sums[COL_VECTORS * TILE_ROWS];
     EACH(i, vectors * TILE_ROWS) {
         const ptrdiff_t row = i / vectors, at = i % vectors * VL_F32;
@@ -85,12 +87,11 @@ static void outer_products(const cnorm_outer *call)
         for (ptrdiff_t k = 0; k < cols; k += TILE_COLS)
             for (ptrdiff_t u = 0; u < there; u += TILE_ROWS) {
                 const ptrdiff_t count = there - u < TILE_ROWS ? there - u : TILE_ROWS, left = cols - k;
-                const float *rows = dz + u * OUTER_ROWS, *columns = x + k * OUTER_ROWS;
                 float *to = dw + u * cols + k;
-                if (left <= VL_F32) outer_columns(call, 1, 0, rows, columns, count, left, to);
-                else if (apart) outer_columns(call, 2, 1, rows, columns, count, left, to);
-                else if (left <= 2 * VL_F32) outer_columns(call, 2, 0, rows, columns, count, left, to);
-                else outer_columns(call, COL_VECTORS, 0, rows, columns, count, left, to);
+                if (left <= VL_F32) outer_columns(call, 1, 0, u, k, count, to);
+                else if (apart) outer_columns(call, 2, 1, u, k, count, to);
+                else if (left <= 2 * VL_F32) outer_columns(call, 2, 0, u, k, count, to);
+                else outer_columns(call, COL_VECTORS, 0, u, k, count, to);
             }
     }
 }
