@@ -15,6 +15,7 @@ from onnx_export.importer.trace import Trace
 __all__ = ["frames_of", "open_dimensions", "shape_of"]
 
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
+UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
 RATED = 48, 96  # frames of two traces that show how many frames come of them
 MOST_ELEMENTS = 1 << 23  # of a longer one, which shows what reaches further back
 
@@ -82,7 +83,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             if shifts:
                 fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
             if found.trace.loops and found.moves:
-                faults.append("a Loop over an open number of frames, of which only some can be compared" + remedy)
+                faults += [fault + remedy for fault in (found.trace.numbered if shifts else [UNLIKE])]
             fields["mixed"] += [(axes, faults)] if faults else []
             if not (faults or shifts or found.trace.faults):
                 fields["faults"] += [fault + remedy for fault in _uneven(found, axes, results)]
@@ -142,7 +143,7 @@ def _shifts(model, follow: Callable, axes, found: Reach, most: int) -> tuple[Rea
     Convolutions say how many these are. Where frames are moved in other ways, of at most `most` frames, more are tried.
     """
     length = found.longest() + 2
-    if not found.mixed and length == 2 and not found.faults(_outputs(model, found)):
+    if not (found.mixed or found.trace.loops) and length == 2 and not found.faults(_outputs(model, found)):
         return found, None
     while True:
         more = found if found.length >= length else follow(axes, [length])
@@ -218,7 +219,7 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
                     shifts = _linked(model, found, {name: axis}, fixed=True)
                 faults = found.faults(results, carried=shifts is not None) if found.mixed or not trace.faults else []
                 if trace.loops and not shifts:
-                    faults.append("a Loop's steps are not all the same, or do not begin with zeros")
+                    faults.append(UNLIKE)
                 mixed = [({name: axis}, faults)] if faults else []
                 uneven = [] if faults or shifts or trace.faults else _uneven(found, {name: axis}, results)
                 along = _axes(found, results, carried=shifts is not None)

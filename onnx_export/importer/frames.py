@@ -304,9 +304,9 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             [(one.trace.values.get(name), more.trace.values.get(name)) for name in names]
             for names in (node.input, node.output)
         )
-        changed, data = _changed(pairs), pairs[:1] if node.op_type in MOVING - {"Concat"} else pairs
         if node.op_type in (*CELLS, "Loop"):
-            data = [pair for pair in data if not _is_length(pair, one, more)]
+            pairs = [pair for pair in pairs if not _is_length(pair, one, more)]
+        changed, data = _changed(pairs), pairs[:1] if node.op_type in MOVING - {"Concat"} else pairs
         frames = any(isinstance(a, Elements) for a, _ in data)
         if _is_table(node, pairs) or (frames and any(not _repeats(a, b) for a, b in _changed(data))):
             faults.append(f"{describe(node)}: its operand depends on the places or the number of the frames")

@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnx_export.importer.blocks import each, is_elements
+from onnx_export.importer.blocks import is_elements
 from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.repeated import carried, check_index, note_steps
 from onnx_export.nodes import describe, subgraphs
 
 __all__ = ["unroll"]
@@ -25,13 +26,13 @@ def unroll(trace, run: Callable[[onnx.GraphProto], None], node: onnx.NodeProto, 
     """The outputs of a Loop; `run` traces its body."""
     ((_, body),) = subgraphs(node)
     trace.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}
-    most, going, *carried = inputs
+    most, going, *values = inputs
     if any(map(is_elements, (most, going))):
         raise Cannot("how often it runs depends on the frame")
     names, results = ([value.name for value in values] for values in (body.input, body.output))
     states = [
         is_elements(value) or (value.dtype.kind == "f" and _source(body, results[1 + i]) != names[2 + i])
-        for i, value in enumerate(carried)
+        for i, value in enumerate(values)
     ]
     going = going is None or bool(np.ravel(going)[0])
     most = MAX_STEPS + 1 if most is None else int(np.ravel(most)[0])
@@ -42,7 +43,7 @@ def unroll(trace, run: Callable[[onnx.GraphProto], None], node: onnx.NodeProto, 
             raise Cannot(f"it runs for more than {MAX_STEPS} steps")
         old = [
             _copied(trace, node, value, before) if state else value
-            for state, value, before in zip(states, carried, old, strict=True)
+            for state, value, before in zip(states, values, old, strict=True)
         ]
         trace.values |= dict(zip(names, [np.array(len(made)), np.array(True), *old], strict=True))
         run(body)
@@ -52,8 +53,8 @@ def unroll(trace, run: Callable[[onnx.GraphProto], None], node: onnx.NodeProto, 
         if is_elements(going):
             raise Cannot("how often it runs depends on the frame")
         going = bool(np.ravel(going)[0])
-        carried = new[: len(carried)]
-        for state, before, after in zip(states, old, carried, strict=True):
+        values = new[: len(values)]
+        for state, before, after in zip(states, old, values, strict=True):
             if state and is_elements(after) and before.shape == after.shape:
                 trace.unrolled |= dict(
                     zip(after.numbers.ravel().tolist(), before.numbers.ravel().tolist(), strict=True)
@@ -62,10 +63,9 @@ def unroll(trace, run: Callable[[onnx.GraphProto], None], node: onnx.NodeProto, 
     if not made:
         raise Cannot("it runs for no step")
     for i in [i for i, state in enumerate(states) if state and all(is_elements(new[i]) for new in made)]:
-        steps = np.stack([new[i].numbers.reshape(1, -1) for new in made])
-        trace.sequences.append((describe(node), steps))
-        trace.loops.append(steps)
-    return [*carried, *(_stacked(trace, node, values) for values in list(zip(*made, strict=True))[len(carried) :])]
+        note_steps(trace, describe(node), [new[i] for new in made])
+    trace.numbered += _numbered(node, body, states)
+    return [*values, *(_stacked(trace, node, each) for each in list(zip(*made, strict=True))[len(values) :])]
 
 
 def _source(body: onnx.GraphProto, name: str) -> str:
@@ -78,8 +78,18 @@ def _source(body: onnx.GraphProto, name: str) -> str:
 
 def _copied(trace, node, value, before: Elements | None) -> Elements:
     """What a step is given; `before`: what the step before it was."""
-    value = trace.lift(value, node.op_type)
-    return trace.add("carried", describe(node), value.shape, [each(value)], before=before and before.numbers.ravel())
+    return carried(trace, describe(node), trace.lift(value, node.op_type), before)
+
+
+def _numbered(node, body: onnx.GraphProto, states: list[bool]) -> list[str]:
+    """Why steps that are not traced may do something else: the body computes with their numbers."""
+    names, results = ([value.name for value in values] for values in (body.input, body.output))
+    counts = [not state and _source(body, results[1 + i]) != names[2 + i] for i, state in enumerate(states)]
+    try:
+        check_index(body, names[0])
+    except Cannot as error:
+        return [f"{describe(node)}: {error}"]
+    return [f"{describe(node)}: it counts its steps by what it carries"] if any(counts) else []
 
 
 def _stacked(trace, node, values):

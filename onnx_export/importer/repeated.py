@@ -14,7 +14,7 @@ from onnx_export.importer.blocks import each
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.nodes import names_read, subgraphs
 
-__all__ = ["REPEATING", "faults_of_loops"]
+__all__ = ["REPEATING", "carried", "check_index", "faults_of_loops", "note_steps"]
 
 MAX_STEPS = 1 << 14  # of one call
 # They move what they are given, so an integer among their inputs is the number of a step as it is.
@@ -35,7 +35,8 @@ def _scan(trace, node: str, attributes, inputs, outputs) -> list:
     if len({len(each) for each in frames}) != 1:
         raise Cannot("its inputs have different numbers of steps")
     steps = [[Elements(each[t]) for each in frames] for t in range(len(frames[0]))]
-    last, ys = _steps(trace, node, body, states, steps)
+    of = _from_zeros if states and not any(isinstance(state, Elements) for state in states) else _steps
+    last, ys = of(trace, node, body, states, steps)
     axes = attributes.get("scan_output_axes", [0] * len(ys))
     return [*last, *(_moved(trace, y, axis) for y, axis in zip(ys, axes, strict=False))]
 
@@ -46,14 +47,14 @@ def _loop(trace, node: str, attributes, inputs, outputs) -> list:
         raise Cannot("its number of steps depends on what it computes")
     if condition is not None and not np.all(condition):
         raise Cannot("it does no step")
-    _check_index(body, body.input[0].name)
+    check_index(body, body.input[0].name)
     steps = range(min(int(np.ravel(count)[0]), MAX_STEPS + 1))
     given = [[np.array(t, np.int64), np.array(True)] for t in steps]
     last, ys = _steps(trace, node, body, states, given)
     return [*last, *(_moved(trace, y, 0) for y in ys)]
 
 
-def _check_index(body: onnx.GraphProto, index: str) -> None:
+def check_index(body: onnx.GraphProto, index: str) -> None:
     """The number of a step may only choose the frame that it reads."""
     numbers = {index}
     for node in body.node:
@@ -98,6 +99,39 @@ def _steps(trace, node: str, body: onnx.GraphProto, initial, given) -> tuple[lis
     begin, end = (np.concatenate([[], *(s.numbers.ravel() for s in each)]).astype(int) for each in (initial, states))
     trace.repeated.append((first, len(trace.blocks), dict(zip(begin.tolist(), end.tolist(), strict=True))))
     return states, [[each[i] for each in made] for i in range(len(states), len(made[0]))]
+
+
+def _from_zeros(trace, node: str, body: onnx.GraphProto, initial, given) -> tuple[list, list]:
+    """As `_steps`, of a Scan whose first states are stored, as `loops.unroll` has them."""
+    if not 0 < len(given) <= MAX_STEPS:
+        raise Cannot(f"it takes {len(given)} steps, wanted 1 to {MAX_STEPS}")
+    states, old, made = [trace.lift(np.asarray(state, np.float32), node) for state in initial], None, []
+    for own in given:
+        old = [carried(trace, node, *pair) for pair in zip(states, old or [None] * len(states), strict=True)]
+        results = [trace.lift(value, node) for value in trace.of_subgraph(body, [*old, *own])]
+        if not results:
+            raise Cannot("its body can't be followed", behind=None)
+        states = results[: len(old)]
+        for before, after in zip(old, states, strict=True):
+            if before.shape != after.shape:
+                raise Cannot("a state changes its shape")
+            trace.unrolled |= dict(zip(after.numbers.ravel().tolist(), before.numbers.ravel().tolist(), strict=True))
+        made.append(results)
+    for i in range(len(states)):
+        note_steps(trace, node, [each[i] for each in made])
+    return states, [[each[i] for each in made] for i in range(len(states), len(made[0]))]
+
+
+def carried(trace, node: str, value: Elements, before: Elements | None) -> Elements:
+    """What a step is given; `before`: what the step before it was."""
+    return trace.add("carried", node, value.shape, [each(value)], before=before and before.numbers.ravel())
+
+
+def note_steps(trace, node: str, states: list[Elements]) -> None:
+    """Note what a loop carries from step to step."""
+    steps = np.stack([state.numbers.reshape(1, -1) for state in states])
+    trace.sequences.append((node, steps))
+    trace.loops.append(steps)
 
 
 def _checked(trace, state) -> Elements:

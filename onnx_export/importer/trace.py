@@ -85,7 +85,9 @@ class Trace:
         Elements [n] of several blocks that one value of the graph has, from which others take parts, and what it is
         joined of along the axis that is the outermost in these.
     loops : list of ndarray
-        The states [steps, 1, n] that Loop nodes carry.
+        The states [steps, 1, n] that Loop nodes, and Scan nodes from stored states, carry.
+    numbered : list of str
+        Loop nodes whose body computes with the number of the step, so that a step may do what no other does.
     taken : dict of tuple of str to str
         The branch of each If node, as `graph.branches` wants it.
     faults : list of str
@@ -114,6 +116,7 @@ class Trace:
         self.no_cells: list[str] = []  # why what was searched is no cell
         self.sequences: list[tuple[str, np.ndarray]] = []
         self.loops: list[np.ndarray] = []
+        self.numbered: list[str] = []
         self.scans: list[Scan] = []
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.joined: list[tuple[np.ndarray, list[np.ndarray]]] = []
