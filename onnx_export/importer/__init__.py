@@ -105,9 +105,9 @@ def import_model(
     try:
         found, model = _layers(onnx_model, given)
     except NotImported as error:
-        mixed = any("give it by dims" in reason for reason in error.reasons)  # so it says already what to do
+        said = any("give it " in text for text in (error.summary, *error.reasons))  # so it says already what to do
         more = heads(onnx_model, given, error.reasons, read)
-        more += [] if mixed or more else proposals(onnx_model, given, read)
+        more += [] if said or more else proposals(onnx_model, given, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None
     stage("comparing the layers with the file")
     try:

@@ -121,3 +121,11 @@ def test_a_refusal_has_the_command_to_type(tmp_path, rng):
     typed = re.search(r"to type: (.*)", str(error.value))[1]
     options = ["--state", "h=h_out", "--frame", "x", "--output", "z"]
     assert shlex.split(typed) == ["cnorm", "import", path, "o.cnorm", *options]
+
+
+def test_no_sizes_are_tried_where_a_value_is_wanted(tmp_path, rng):
+    nodes = [node("Cast", "rate", "r", to=1), node("Mul", "x r", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, "n"], "rate": [1]}, {"y": [1, "n"]}, {}, ids=("rate",))
+    with pytest.raises(NotImported, match=r"give it as inputs={'rate': VALUE}") as error:
+        imported(path)
+    assert "sizes tried" not in str(error.value)
