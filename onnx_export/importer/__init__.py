@@ -33,7 +33,6 @@ __all__ = ["Imported", "import_model"]
 # What quantize_dynamic makes of MatMul, Gemm, Conv, LSTM and Attention.
 ROUNDED = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
 
-LIKE = 0.5  # of the letters of two names: they seem to belong together
 RUNTIME_DOMAINS = ("ai.onnx.", "com.microsoft", "com.ms.")
 
 
@@ -219,19 +218,20 @@ def _domain(model: Model) -> tuple[str, ...]:
 
 def _crossed(found, given) -> tuple[str, ...]:
     """States, and frames beside states, that structure tells apart against what their names say."""
-    from onnx_export.importer.pairings import alike
+    from onnx_export.importer.pairings import alike, belong
 
-    sizes = {name: value.numbers.size for name, value in found.trace.values.items() if name in found.states.values()}
+    given_back = (*found.states.values(), *found.outputs)
+    sizes = {name: found.trace.values[name].numbers.size for name in given_back}
     for name, result in found.states.items():
         others = [other for other in sizes if sizes[other] == sizes[result]]
         liked = max(others, key=lambda other: (alike(name, other), other == result))
-        if liked != result and name not in given["states"] and alike(name, liked) >= LIKE:
+        if liked != result and name not in given["states"] and belong(name, liked):
             text = f"the state {name!r} is given back by {result!r}, by what the graph computes, and not by {liked!r}"
             return (f"{text}: states={{{name!r}: {result!r}}} confirms it",)
     least = min((alike(*pair) for pair in found.states.items()), default=1.0)
     for name, result in () if given["frames"] or given["states"] else product(found.frames, found.outputs):
         size, of_result = (found.trace.values[each].numbers.size for each in (name, result))
-        if size == of_result and alike(name, result) >= LIKE and alike(name, result) > least:
+        if size == of_result and belong(name, result) and alike(name, result) > least:
             text = f"{name!r} is read as x and {result!r} as y, by what the graph computes, but they look like a state"
             return (f"{text}: frames=[{name!r}] confirms it",)
     return ()

@@ -8,7 +8,7 @@ from functools import partial
 
 from onnx_export.errors import NotImported
 from onnx_export.importer.elements import Cannot, Elements
-from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds
+from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds, together
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
@@ -51,22 +51,24 @@ def frames_of(model, varying, constants, dims) -> dict:
         trace = Trace(model, shapes, constants, {})
     except Cannot as error:
         raise NotImported(str(error)) from None
-    limits, together = thresholds(model, trace)
+    limits = thresholds(model, trace)
     follow = partial(_reach, model, shapes, constants)
     reach = max(limits, default=0)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
     for label, axes in open_dimensions(varying, dims).items():
-        found = _reaching_back(follow, axes, reach)
+        found = follow(axes, [LEAST_FRAMES])
+        most = together(model, trace, found.trace) if found else 0
+        found = _reaching_back(follow, axes, max(reach, most))
         if trace.faults and (found is None or found.trace.faults) and (rate := _rate(model, follow, axes, label)):
             fields["mixed"].append((axes, rate))
             continue
         if found is None:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
             continue
-        shifts = None
+        shifts, remedy = None, f"; if {label!r} has one size, give it by dims"
         if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
-            found, shifts = _shifts(model, follow, axes, found, together)
+            found, shifts = _shifts(model, follow, axes, found, most)
         results = _outputs(model, found)
         if (found.moves or shifts) and not fields["time_axes"]:
             fields["time_axes"] = dict([next(iter(axes.items()))])
@@ -76,10 +78,10 @@ def frames_of(model, varying, constants, dims) -> dict:
         elif not found.moves:
             fields["open_axes"].append(axes)
         if found.mixed or not found.trace.faults:
-            remedy = f"; if {label!r} has one size, give it by dims"
             faults = found.faults(results, carried=shifts is not None)
             rate = _rate(model, follow, axes, label) if faults else []
             faults = [*faults, *rate] if rate else [fault + remedy for fault in faults]
+            fields["lengths"] = sorted({*fields["lengths"], min(most, MAX_REACH) + 20})
             if shifts:
                 fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
             if found.trace.loops and found.moves:
@@ -92,6 +94,10 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
         if reach > MAX_REACH:
             fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
+        elif most > MAX_REACH:
+            fields["faults"].append(
+                f"its nodes reach back {most} frames together; {MAX_REACH} can be compared" + remedy
+            )
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields

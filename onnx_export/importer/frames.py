@@ -18,7 +18,9 @@ from onnx_export.importer.elements import Block, Elements
 from onnx_export.importer.trace import MOVING
 from onnx_export.nodes import all_graphs, describe
 
-__all__ = ["CELLS", "MAX_REACH", "Reach", "ancestors", "counted", "depending", "rows_of", "thresholds", "unrolled"]
+__all__ = [
+    "CELLS", "MAX_REACH", "Reach", "ancestors", "counted", "depending", "rows_of", "thresholds", "together", "unrolled",
+]  # fmt: skip
 
 MAX_REACH = 20_000  # frames
 CELLS = ("LSTM", "GRU", "RNN")
@@ -33,15 +35,13 @@ CARRYING = {
     "ConstantOfShape", "Tile", "Transpose", "Flatten", "Add", "Sub", "Mul", "Neg", "Sum", "Range", "Pad", "ReduceProd",
 }  # fmt: skip
 COMPARING = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Max"}
-PARTS = {"Slice", "Gather", "GatherElements", "GatherND", "Split"}  # of a table, whose end no run may reach
+PARTS = {"Slice", "Gather", "GatherElements", "GatherND", "Split", "Pad"}  # of a table, whose end no run may reach
 WIDE = {TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOUBLE}
 MOST_INTEGERS = 64  # of a tensor: longer ones are tables of indices
 
 
-def thresholds(model: onnx.ModelProto, trace) -> tuple[dict[int, str], int]:
+def thresholds(model: onnx.ModelProto, trace) -> dict[int, str]:
     """The integers that may count frames, each with a node that has it: pads, dilations, slices, rows in front.
-
-    And how many frames all nodes together may reach back: the sum of the largest of each.
 
     Parameters
     ----------
@@ -49,21 +49,55 @@ def thresholds(model: onnx.ModelProto, trace) -> tuple[dict[int, str], int]:
     trace : Trace
         Of one frame: what it computes from constants counts as what is stored does.
     """
-    found, together = {}, 0
+    nodes = [node for graph in all_graphs(model.graph) for node in graph.node]
+    return {number: describe(node) for node in nodes for number in _numbers(node, trace)}
+
+
+def _numbers(node: onnx.NodeProto, trace) -> list[int]:
+    """The integers of one node that may count frames."""
+    values = [trace.values.get(name) for name in node.input]
+    constants = [value for value in values if isinstance(value, np.ndarray)]
+    numbers = []
+    if node.op_type == "Concat" and len(constants) < len(values):
+        numbers += [extent for value in constants for extent in value.shape]
+    if node.op_type not in SIZES:
+        numbers += [number for a in node.attribute for number in (a.i, *a.ints)]
+        few = [value for value in constants if value.dtype.kind in "iu" and value.size <= MOST_INTEGERS]
+        numbers += [number for value in few for number in value.ravel().tolist()]
+    return [abs(number) for number in numbers if abs(number) < 2**31 - 1]  # beyond: to the end
+
+
+def together(model: onnx.ModelProto, trace, more) -> int:
+    """How many frames all nodes that may move frames reach back, the one behind the other.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    trace, more : Trace
+        Of one frame and of several.
+    """
+    reach = 0
     for node in (node for graph in all_graphs(model.graph) for node in graph.node):
-        values = [trace.values.get(name) for name in node.input]
-        constants = [value for value in values if isinstance(value, np.ndarray)]
-        numbers = []
-        if node.op_type == "Concat" and len(constants) < len(values):
-            numbers += [extent for value in constants for extent in value.shape]
-        if node.op_type not in SIZES:
-            numbers += [number for a in node.attribute for number in (a.i, *a.ints)]
-            few = [value for value in constants if value.dtype.kind in "iu" and value.size <= MOST_INTEGERS]
-            numbers += [number for value in few for number in value.ravel().tolist()]
-        numbers = [abs(number) for number in numbers if abs(number) < 2**31 - 1]  # beyond: to the end
-        found |= dict.fromkeys(numbers, describe(node))
-        together += max(numbers, default=0)
-    return found, together
+        inputs, outputs = (
+            [_growing(trace.values.get(name), more.values.get(name)) for name in names if name]
+            for names in (node.input, node.output)
+        )
+        if not any(inputs):
+            continue  # of constants
+        if (
+            node.op_type in ("Slice", "Split", "Gather")
+            and not any(inputs[1:])
+            and outputs == inputs[:1] * len(outputs)
+        ):
+            continue  # parts of each frame
+        reach += max(_numbers(node, trace), default=0)
+    return reach
+
+
+def _growing(one, more) -> list[int]:
+    """The sizes of a value with several frames, along the axes in which it has another with one."""
+    few, many = np.shape(one), np.shape(more)
+    return list(many) if len(few) != len(many) else [m for n, m in zip(few, many, strict=True) if n != m]
 
 
 class Reach:
@@ -312,24 +346,36 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             faults.append(f"{describe(node)}: its operand depends on the places or the number of the frames")
         elif any(_overflows(a, b, one.length) for a, b in _changed(results)):
             faults.append(f"{describe(node)}: what it makes of the number of frames overflows below {MAX_REACH}")
-        elif changed and not frames and not _carries(node, pairs, results, one, more):
+        elif _is_power(node, pairs, results) or (
+            changed and not frames and not _carries(node, pairs, results, one, more)
+        ):
             faults.append(f"{describe(node)}: it decides by something computed from the number of frames")
     return faults
 
 
 def _is_table(node: onnx.NodeProto, pairs) -> bool:
-    """Whether the number of frames selects constants that are not all the same."""
-    table = pairs[0][0] if pairs and not _changed(pairs[:1]) else None
-    selected = node.op_type in PARTS and isinstance(table, np.ndarray) and _changed(pairs[1:])
-    return bool(selected) and bool((table != table.ravel()[:1]).any())
+    """Whether the number of frames selects constants that are neither all the same nor equally spaced."""
+    table = pairs[0][0] if pairs else None
+    if node.op_type not in PARTS or not isinstance(table, np.ndarray) or not _changed(pairs[1:]):
+        return False
+    return len(np.unique(np.diff(table.ravel()))) > 1 or (table.dtype.kind == "f" and len(np.unique(table)) > 1)
+
+
+def _is_power(node: onnx.NodeProto, pairs, results) -> bool:
+    """Whether an operator makes a power of the number of frames: two numbers do not show where it ends."""
+    if node.op_type == "ReduceProd":
+        return any(np.sum(a != b) > 1 for a, b in _changed(pairs) if a.shape == b.shape)
+    if node.op_type == "Mul":
+        return len(_changed(pairs)) > 1
+    if node.op_type == "Tile" and _changed(pairs[1:]) and _growing(*pairs[0]):
+        return True
+    return any(len(_growing(a, b)) > 1 for a, b in results if len(np.shape(a)) == len(np.shape(b)))
 
 
 def _carries(node: onnx.NodeProto, pairs, results, one: Reach, more: Reach) -> bool:
     """Whether an operator makes the same, or a sum of products, of each number of frames."""
     if any(a.dtype.kind == "f" and not _repeats(a, b) for a, b in _changed(pairs)):
         return False  # floats are rounded, and cut off where they become integers
-    if node.op_type == "Mul" and len(_changed(pairs)) > 1:
-        return False  # a power of the number of frames: two numbers do not show where it ends
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i in WIDE for a in node.attribute)
     if node.op_type == "Where":

@@ -5,6 +5,7 @@ What the outputs depend on says which are tried first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -13,8 +14,9 @@ import numpy as np
 
 from onnx_export.importer.frames import depending
 
-__all__ = ["alike", "assignments"]
+__all__ = ["alike", "assignments", "belong"]
 
+LIKE = 0.5  # of the letters of two names
 MAX_TRIED = 10_000  # outputs for an input, in one search
 
 
@@ -37,6 +39,12 @@ def assignments(trace, inputs, outputs, states, frames):
 def alike(name: str, result: str) -> float:
     """How much of two names is the same, from 0 to 1."""
     return SequenceMatcher(None, name.lower(), result.lower(), autojunk=False).ratio()
+
+
+def belong(name: str, result: str) -> bool:
+    """Whether two names seem to belong together: they are much alike, or one is a word of the other, as h of h_out."""
+    words, others = (set(re.split(r"[^a-z0-9]+", each.lower())) for each in (name, result))
+    return alike(name, result) >= LIKE or words <= others or others <= words
 
 
 def _of_choice(chosen, inputs, elements: dict[str, bytes], sizes, states, behind):

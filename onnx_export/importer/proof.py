@@ -31,6 +31,7 @@ LEAST = 0.25  # of what must be positive in whole calls, whose bound varies x by
 STEPS, LEAST_STEPS = 64, 8  # that are compared: all states at each, so few show what is wired wrong
 NODES = 100  # of a file up to which it is so many: each takes float64's evaluator about 0.3 ms a step
 MOST_ROWS = 1024  # that are run together
+WIDER = range(2, 17)  # elements of a dimension of which a file may refuse some numbers, as odd ones
 FILE = "file/"  # prefix of the file's names in the copy that is checked
 
 
@@ -266,10 +267,10 @@ class FileRun:
             parts.append(np.concatenate(ys, axis=2))
         return parts[-1] if parts[-1].shape[1] < x.shape[1] else np.concatenate(parts, axis=1)
 
-    def run_wider(self, axes) -> None:
-        """One call with three elements along some axes, to see whether the file takes them."""
+    def run_wider(self, axes, size: int) -> None:
+        """One call with several elements along some axes, to see whether the file takes them."""
         feeds = {
-            name: np.repeat(array, 3, axes[name]) if name in axes else array
+            name: np.repeat(array, size, axes[name]) if name in axes else array
             for name, array in self.zeros(self._found.inputs.shapes).items()
         }
         self._session.run(list(self._found.outputs), self.constants() | feeds)
@@ -406,6 +407,9 @@ def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
         except NotImported as error:
             raise NotImported(f"frames are mixed: {error}", [*faults, *error.reasons]) from None
     for axes, faults in found.inputs.unfollowed:
-        with suppress(CannotRun):
-            FileRun(onnx_model, found).run_wider(axes)
-            raise NotImported("the file also takes several elements of a dimension, where it can't be read:", faults)
+        file = FileRun(onnx_model, found)
+        for size in sorted({*WIDER, *(n for n in found.inputs.lengths if n <= MOST_ROWS)}):
+            with suppress(CannotRun):
+                file.run_wider(axes, size)
+                text = f"the file also takes {size} elements of a dimension, where it can't be read:"
+                raise NotImported(text, faults)

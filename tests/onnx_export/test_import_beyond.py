@@ -1,0 +1,143 @@
+"""Valid files whose outputs change beyond what one stored number says: `load` reads them rightly, or refuses them."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from graphs import imported, node, normal, saved
+from onnx import TensorProto, helper
+
+SIZE, UNITS, EACH, TIMES = 3, 4, 30, 8  # a delay of 240 frames is written as eight of 30
+FAR = EACH * TIMES
+NUMBERS = {
+    "a0": np.array([0]), "a1": np.array([1]), "a2": np.array([2]), "k20": np.array([20]), "one": np.array(1),
+    "end": np.array([2**40]), "flat": np.array([-1]), "zero": np.array(0), "nulls": np.zeros(4, np.int64),
+    "front": np.array([0, EACH, 0, 0, 0, 0]), "behind": np.array([0, 0, 0, 0, EACH, 0]), "each": np.array([EACH]),
+    "less": np.array([-EACH]), "table": np.repeat([1, 2], [90, 10]), "pairs": np.array([1, -1, 2, SIZE]),
+    "frames": np.array([1, -1, SIZE]),
+}  # fmt: skip
+COUNT = [node("Shape", "x", "sizes"), node("Gather", "sizes a1", "t", axis=0)]
+PRODUCTS = [node("MatMul", "x A", "u"), node("MatMul", "x B", "v")]
+
+
+def written(path, rng, nodes, size=SIZE):
+    weights = NUMBERS | {name: normal(rng, SIZE, SIZE) for name in "AB"}
+    weights |= {"W": normal(rng, 1, 3 * UNITS, SIZE), "R": normal(rng, 1, 3 * UNITS, UNITS)}
+    read = {name for each in nodes for name in each.input}
+    read |= {name for each in nodes for a in each.attribute for inner in a.g.node for name in inner.input}
+    kept = {name: value for name, value in weights.items() if name in read}
+    return saved(path, nodes, {"x": [1, "T", SIZE]}, {"y": [1, "T", size]}, kept)
+
+
+def moved(x, ahead=False):
+    """x `FAR` frames later, or earlier."""
+    nodes, pads, cut = [], *(("behind", "each end") if ahead else ("front", "a0 less"))
+    for i in range(TIMES):
+        nodes += [
+            node("Pad", f"{x} {pads}", f"{x}{ahead:d}p"),
+            node("Slice", f"{x}{ahead:d}p {cut} a1", f"{x}{ahead:d}_{i}"),
+        ]
+        x = f"{x}{ahead:d}_{i}"
+    return nodes, x
+
+
+def cell(x):
+    return [node("Transpose", x, "xt", perm=[1, 0, 2]), node("GRU", "xt W R", "Y", hidden_size=UNITS),
+            node("Squeeze", "Y a1", "y1"), node("Transpose", "y1", "h", perm=[1, 0, 2])]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["beside a product", "before a cell", "behind a cell"])
+def test_delays_in_a_row_add_up(where, tmp_path, rng):
+    if where == "behind a cell":
+        nodes, late = moved("h")
+        nodes = [*cell("x"), *nodes, node("Add", f"h {late}", "y")]
+    else:
+        nodes, late = moved("v")
+        nodes = [*PRODUCTS, *nodes, node("Add", f"u {late}", "z")]
+        nodes += [*cell("z"), node("Identity", "h", "y")] if where == "before a cell" else [node("Identity", "z", "y")]
+    found = imported(written(tmp_path / "m.onnx", rng, nodes, SIZE if where == "beside a product" else UNITS))
+    x = rng.standard_normal((2 * FAR, SIZE)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+def power(*nodes):
+    """All frames but those before (T - 1) (T - 400), of which no number stored or computed of one frame tells."""
+    return [*COUNT, *PRODUCTS[:1], *nodes, node("Sub", "t a1", "d"),
+            node("Mul", "d k20", "d20"), node("Mul", "d20 k20", "d400"),
+            node("Sub", "q a1", "q1"), node("Sub", "q1 d400", "q2"), node("Sub", "q2 d", "from"),
+            node("Slice", "u from end a1", "part"), node("Shape", "part", "p"), node("Gather", "p a1", "n", axis=0),
+            node("Sub", "t n", "more"), node("Concat", "a0 more nulls", "pads", axis=0),
+            node("Pad", "part pads", "y")]  # fmt: skip
+
+
+def table(*nodes):
+    """A factor for each frame, which is 1 for the first 90."""
+    return [
+        *COUNT,
+        *PRODUCTS[:1],
+        *nodes,
+        node("Cast", "i", "f", to=1),
+        node("Unsqueeze", "f a1", "g"),
+        node("Mul", "u g", "y"),
+    ]
+
+
+def ahead():
+    nodes, early = moved("v", ahead=True)
+    return [*PRODUCTS, *nodes, node("Add", f"u {early}", "y")]
+
+
+def there_and_back():
+    nodes, early = moved("v", ahead=True)
+    more, late = moved(early)
+    return [*PRODUCTS, *nodes, *more, node("Add", f"u {late}", "y")]
+
+
+def in_pairs():
+    """One frame as it is, an even number summed over pairs."""
+    kind = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("o1", "o2")}
+    once = helper.make_graph([node("Identity", "u", "o1")], "once", [], [kind["o1"]])
+    many = [node("Reshape", "u pairs", "p"), node("CumSum", "p one", "s"), node("Reshape", "s frames", "o2")]
+    branches = {"then_branch": once, "else_branch": helper.make_graph(many, "many", [], [kind["o2"]])}
+    return [*COUNT, *PRODUCTS[:1], node("Squeeze", "t a0", "n"), node("Equal", "n one", "is_one"),
+            helper.make_node("If", ["is_one"], ["y"], **branches)]  # fmt: skip
+
+
+WRONG = {
+    "frames ahead": (ahead, "several frames"),
+    "frames ahead and back": (there_and_back, "same rule"),
+    "a product of numbers of frames": (lambda: power(node("Concat", "t t", "tt", axis=0),
+        node("ReduceProd", "tt", "q", axes=[0])), "ReduceProd"),
+    "the size of a square": (lambda: power(node("Concat", "t t", "tt", axis=0), node("ConstantOfShape", "tt", "c"),
+        node("Size", "c", "q0"), node("Reshape", "q0 a1", "q")), "ConstantOfShape"),
+    "a tile of a tile": (lambda: power(node("Expand", "a1 t", "e"), node("Tile", "e t", "c"), node("Shape", "c", "q")),
+        "Tile"),
+    "frames times frames": (lambda: power(node("Slice", "x a0 a1 a2", "c"), node("Concat", "a1 a1 t", "r", axis=0),
+        node("Tile", "c r", "xx"), node("Reshape", "xx flat", "w"), node("Shape", "w", "q")), "Tile"),
+    "a table for each frame": (lambda: table(node("Tile", "table t", "long"), node("Slice", "long a0 t a0", "i")),
+        "places"),
+    "a table in front": (lambda: table(node("Expand", "a1 t", "e"), node("Concat", "table e", "long", axis=0),
+        node("Slice", "long a0 t a0", "i")), "places"),
+    "an even number of frames": (in_pairs, "takes 2 elements"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_one_number_does_not_show_is_refused(kind, tmp_path, rng):
+    nodes, reason = WRONG[kind]
+    path = written(tmp_path / "m.onnx", rng, nodes())
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for frames in (1, 2, 64, 500):  # it is a file for these
+        session.run(None, {"x": np.zeros((1, frames, SIZE), np.float32)})
+    with pytest.raises(ValueError, match=reason):
+        imported(path)
+
+
+@pytest.mark.parametrize("old", ["x", "s"])
+def test_short_names_that_look_like_a_state_are_told(old, tmp_path, rng):
+    """y = x, or the s of before: what s_out is of both, has a layer only if s is no state."""
+    nodes = [*[node("MatMul", f"{a} {b}", f"{a}{b}") for a, b in ("xA", "sB")], node("Add", "xA sB", "z"),
+             node("Tanh", "z", "s_out"), node("Identity", old, "y")]  # fmt: skip
+    weights = {name: normal(rng, SIZE, SIZE) for name in "AB"}
+    ends = {"x": [1, SIZE], "s": [1, SIZE]}, {"y": [1, SIZE], "s_out": [1, SIZE]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights))
+    assert any("'s'" in note and "'s_out'" in note for note in found.notes)
