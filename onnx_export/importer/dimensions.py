@@ -52,8 +52,7 @@ def frames_of(model, varying, constants, dims) -> dict:
     except Cannot as error:
         raise NotImported(str(error)) from None
     limits = thresholds(model, trace)
-    follow = partial(_reach, model, shapes, constants)
-    reach = max(limits, default=0)
+    follow, reach = partial(_reach, model, shapes, constants), max(limits, default=0)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
     for label, axes in open_dimensions(varying, dims).items():
@@ -92,15 +91,19 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["faults"] += [fault + remedy for fault in _counted(model, follow, axes, found)]
         if found.moves and found.trace.faults and not trace.faults:
             fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
-        if reach > MAX_REACH:
-            fields["faults"].append(f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared")
-        elif most > MAX_REACH:
-            fields["faults"].append(
-                f"its nodes reach back {most} frames together; {MAX_REACH} can be compared" + remedy
-            )
+        fields["faults"] += _too_far(limits, most, remedy)
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields
+
+
+def _too_far(limits: Mapping[int, str], most: int, remedy: str) -> list[str]:
+    """Why as many frames as the file's numbers, or all its nodes, reach back can't be compared; empty if they can."""
+    reach = max(limits, default=0)
+    if reach > MAX_REACH:
+        return [f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared"]
+    far = f"its nodes reach back {most} frames together; {MAX_REACH} can be compared{remedy}"
+    return [far] if most > MAX_REACH else []
 
 
 def _counted(model, follow: Callable, axes, found: Reach) -> list[str]:
