@@ -62,7 +62,8 @@ def _numbers(node: onnx.NodeProto, trace) -> list[int]:
         numbers += [extent for value in constants for extent in value.shape]
     if node.op_type not in SIZES:
         numbers += [number for a in node.attribute for number in (a.i, *a.ints)]
-        few = [value for value in constants if value.dtype.kind in "iu" and value.size <= MOST_INTEGERS]
+        most = np.inf if node.op_type in ("Pad", "Slice") else MOST_INTEGERS
+        few = [value for value in constants if value.dtype.kind in "iu" and value.size <= most]
         numbers += [number for value in few for number in value.ravel().tolist()]
     return [abs(number) for number in numbers if abs(number) < 2**31 - 1]  # beyond: to the end
 
@@ -346,6 +347,8 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             faults.append(f"{describe(node)}: its operand depends on the places or the number of the frames")
         elif any(_overflows(a, b, one.length) for a, b in _changed(results)):
             faults.append(f"{describe(node)}: what it makes of the number of frames overflows below {MAX_REACH}")
+        elif _stacks(node, pairs, results, one):
+            faults.append(f"{describe(node)}: it lays several frames in a row")
         elif _is_power(node, pairs, results) or (
             changed and not frames and not _carries(node, pairs, results, one, more)
         ):
@@ -359,6 +362,23 @@ def _is_table(node: onnx.NodeProto, pairs) -> bool:
     if node.op_type not in PARTS or not isinstance(table, np.ndarray) or not _changed(pairs[1:]):
         return False
     return len(np.unique(np.diff(table.ravel()))) > 1 or (table.dtype.kind == "f" and len(np.unique(table)) > 1)
+
+
+def _stacks(node: onnx.NodeProto, pairs, results, reach: Reach) -> bool:
+    """Whether a step along a growing axis holds more frames than before, so that a pad by one moves by many."""
+    if node.op_type not in ("Reshape", "Flatten") or not isinstance(pairs[0][0], Elements):
+        return False
+    return _spread(*results[0], reach) > _spread(*pairs[0], reach)
+
+
+def _spread(one, more, reach: Reach) -> int:
+    """How many frames lie between what elements at one place of the growing axes read."""
+    if not (isinstance(one, Elements) and isinstance(more, Elements)) or len(one.shape) != len(more.shape):
+        return 0
+    fixed = tuple(i for i, (n, m) in enumerate(zip(one.shape, more.shape, strict=True)) if n == m)
+    last = reach.last[one.numbers]
+    first = np.where(last < 0, reach.length, last).min(axis=fixed)
+    return int((last.max(axis=fixed) - first).max(initial=0))
 
 
 def _is_power(node: onnx.NodeProto, pairs, results) -> bool:

@@ -14,6 +14,8 @@ NUMBERS = {
     "front": np.array([0, EACH, 0, 0, 0, 0]), "behind": np.array([0, 0, 0, 0, EACH, 0]), "each": np.array([EACH]),
     "less": np.array([-EACH]), "table": np.repeat([1, 2], [90, 10]), "pairs": np.array([1, -1, 2, SIZE]),
     "frames": np.array([1, -1, SIZE]),
+    "k9": np.array([9]), "tens": np.array([1, -1, 10 * SIZE]), "line": np.array([1, -1, 1]),
+    "ranked": np.array([1, -1, SIZE, *[1] * 31]), "pads34": np.eye(1, 68, 1, dtype=np.int64)[0] * FAR,
 }  # fmt: skip
 COUNT = [node("Shape", "x", "sizes"), node("Gather", "sizes a1", "t", axis=0)]
 PRODUCTS = [node("MatMul", "x A", "u"), node("MatMul", "x B", "v")]
@@ -45,18 +47,21 @@ def cell(x):
             node("Squeeze", "Y a1", "y1"), node("Transpose", "y1", "h", perm=[1, 0, 2])]  # fmt: skip
 
 
-@pytest.mark.parametrize("where", ["beside a product", "before a cell", "behind a cell"])
-def test_delays_in_a_row_add_up(where, tmp_path, rng):
-    if where == "behind a cell":
+@pytest.mark.parametrize("where", ["beside a product", "before a cell", "behind a cell", "over many axes"])
+def test_delays_beyond_one_number_are_read(where, tmp_path, rng):
+    if where == "over many axes":  # whose pads are a long list
+        nodes = added(node("Reshape", "v ranked", "r"), node("Pad", "r pads34", "p"), node("Reshape", "p frames", "w"))
+    elif where == "behind a cell":
         nodes, late = moved("h")
         nodes = [*cell("x"), *nodes, node("Add", f"h {late}", "y")]
     else:
         nodes, late = moved("v")
         nodes = [*PRODUCTS, *nodes, node("Add", f"u {late}", "z")]
         nodes += [*cell("z"), node("Identity", "h", "y")] if where == "before a cell" else [node("Identity", "z", "y")]
-    found = imported(written(tmp_path / "m.onnx", rng, nodes, SIZE if where == "beside a product" else UNITS))
+    path = written(tmp_path / "m.onnx", rng, nodes, UNITS if "cell" in where else SIZE)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     x = rng.standard_normal((2 * FAR, SIZE)).astype(np.float32)
-    assert found.model.check(x, found.file.run(x)).ok
+    assert imported(path).model.check(x, session.run(None, {"x": x[None]})[0][0]).ok
 
 
 def power(*nodes):
@@ -79,6 +84,11 @@ def table(*nodes):
         node("Unsqueeze", "f a1", "g"),
         node("Mul", "u g", "y"),
     ]
+
+
+def added(*nodes):
+    """A delay by w, of which v are the frames."""
+    return [*COUNT, *PRODUCTS, *nodes, node("Slice", "w a0 t a1", "l"), node("Add", "u l", "y")]
 
 
 def ahead():
@@ -117,6 +127,11 @@ WRONG = {
         "places"),
     "a table in front": (lambda: table(node("Expand", "a1 t", "e"), node("Concat", "table e", "long", axis=0),
         node("Slice", "long a0 t a0", "i")), "places"),
+    "ten frames in a row": (lambda: added(node("Mul", "t k9", "t9"), node("Concat", "nulls t9 a0", "back", axis=0),
+        node("Pad", "v back", "p"), node("Reshape", "p tens", "r"), node("Pad", "r front", "q"),
+        node("Reshape", "q frames", "w")), "several frames in a row"),
+    "channels in a row": (lambda: added(node("Transpose", "v", "c", perm=[0, 2, 1]), node("Reshape", "c frames", "r"),
+        node("Pad", "r front", "q"), node("Reshape", "q line", "w")), "several frames in a row"),
     "an even number of frames": (in_pairs, "takes 2 elements"),
 }  # fmt: skip
 
