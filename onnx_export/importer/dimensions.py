@@ -7,8 +7,9 @@ from fractions import Fraction
 from functools import partial
 
 from onnx_export.errors import NotImported
+from onnx_export.importer.counting import counted, thresholds, together
 from onnx_export.importer.elements import Cannot, Elements
-from onnx_export.importer.frames import MAX_REACH, Reach, counted, thresholds, together
+from onnx_export.importer.frames import MAX_REACH, Reach
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
@@ -56,8 +57,7 @@ def frames_of(model, varying, constants, dims) -> dict:
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
     for label, axes in open_dimensions(varying, dims).items():
-        found = follow(axes, [LEAST_FRAMES])
-        most = together(model, trace, found.trace) if found else 0
+        most = together(model, trace, found.trace) if (found := follow(axes, [LEAST_FRAMES])) else 0
         found = _reaching_back(follow, axes, max(reach, most))
         if trace.faults and (found is None or found.trace.faults) and (rate := _rate(model, follow, axes, label)):
             fields["mixed"].append((axes, rate))
@@ -80,9 +80,8 @@ def frames_of(model, varying, constants, dims) -> dict:
             faults = found.faults(results, carried=shifts is not None)
             rate = _rate(model, follow, axes, label) if faults else []
             faults = [*faults, *rate] if rate else [fault + remedy for fault in faults]
-            fields["lengths"] = sorted({*fields["lengths"], min(most, MAX_REACH) + 20})
-            if shifts:
-                fields["shifts"], fields["lengths"] = shifts, sorted({*fields["lengths"], found.length + 20})
+            fields["lengths"] = sorted({*fields["lengths"], min(most, MAX_REACH) + 20, found.length + 20})
+            fields |= {"shifts": shifts} if shifts else {}
             if found.trace.loops and found.moves:
                 faults += [fault + remedy for fault in (found.trace.numbered if shifts else [UNLIKE])]
             fields["mixed"] += [(axes, faults)] if faults else []
@@ -91,19 +90,17 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["faults"] += [fault + remedy for fault in _counted(model, follow, axes, found)]
         if found.moves and found.trace.faults and not trace.faults:
             fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
-        fields["faults"] += _too_far(limits, most, remedy)
+        fields["faults"] += _too_far(limits, reach, most, remedy)
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields
 
 
-def _too_far(limits: Mapping[int, str], most: int, remedy: str) -> list[str]:
-    """Why as many frames as the file's numbers, or all its nodes, reach back can't be compared; empty if they can."""
-    reach = max(limits, default=0)
+def _too_far(limits, reach: int, most: int, remedy: str) -> list[str]:
+    """Why not all frames that may matter can be compared; empty if they can."""
     if reach > MAX_REACH:
         return [f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared"]
-    far = f"its nodes reach back {most} frames together; {MAX_REACH} can be compared{remedy}"
-    return [far] if most > MAX_REACH else []
+    return [f"its nodes reach back {most} frames together; {MAX_REACH} can be compared{remedy}"] * (most > MAX_REACH)
 
 
 def _counted(model, follow: Callable, axes, found: Reach) -> list[str]:
