@@ -17,6 +17,7 @@ __all__ = ["frames_of", "open_dimensions", "shape_of"]
 
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
+MAX_TOGETHER = 2 * MAX_REACH  # of all nodes: a delay is a Pad and a Slice
 RATED = 48, 96  # frames of two traces that show how many frames come of them
 MOST_ELEMENTS = 1 << 23  # of a longer one, which shows what reaches further back
 
@@ -58,7 +59,7 @@ def frames_of(model, varying, constants, dims) -> dict:
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
     for label, axes in open_dimensions(varying, dims).items():
         most = together(model, trace, found.trace) if (found := follow(axes, [LEAST_FRAMES])) else 0
-        found = _reaching_back(follow, axes, max(reach, most))
+        found = _reaching_back(follow, axes, max(reach, min(most, MAX_REACH)))
         if trace.faults and (found is None or found.trace.faults) and (rate := _rate(model, follow, axes, label)):
             fields["mixed"].append((axes, rate))
             continue
@@ -80,7 +81,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             faults = found.faults(results, carried=shifts is not None)
             rate = _rate(model, follow, axes, label) if faults else []
             faults = [*faults, *rate] if rate else [fault + remedy for fault in faults]
-            fields["lengths"] = sorted({*fields["lengths"], min(most, MAX_REACH) + 20, found.length + 20})
+            fields["lengths"] = sorted({*fields["lengths"], min(most, MAX_TOGETHER) + 20, found.length + 20})
             fields |= {"shifts": shifts} if shifts else {}
             if found.trace.loops and found.moves:
                 faults += [fault + remedy for fault in (found.trace.numbered if shifts else [UNLIKE])]
@@ -100,7 +101,9 @@ def _too_far(limits, reach: int, most: int, remedy: str) -> list[str]:
     """Why not all frames that may matter can be compared; empty if they can."""
     if reach > MAX_REACH:
         return [f"{limits[reach]}: it has the number {reach}; {MAX_REACH} frames can be compared"]
-    return [f"its nodes reach back {most} frames together; {MAX_REACH} can be compared{remedy}"] * (most > MAX_REACH)
+    return [f"its nodes reach back {most} frames together; {MAX_TOGETHER} can be compared{remedy}"] * (
+        most > MAX_TOGETHER
+    )
 
 
 def _counted(model, follow: Callable, axes, found: Reach) -> list[str]:
