@@ -211,7 +211,7 @@ def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers, kind: int) -
                 return
             cell, key = numbers[name]
             order = np.argsort(cell.new[key])  # the operator's, row by row
-            shape = [1, -1, next(a.i for a in node.attribute if a.name == "hidden_size")]
+            shape = [1, -1, next((a.i for a in node.attribute if a.name == "hidden_size"), order.size)]
             nodes[index:index] = [
                 *_picked(f"{name}_in", f"{name}/outside", order, shape),
                 _cast(f"{name}/outside", f"{name}/start", inside),
