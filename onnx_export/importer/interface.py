@@ -388,7 +388,7 @@ def _check_names(found: Plan, states) -> None:
                 )
         for frame in found.frames:
             same = np.array_equal(_numbers(found, frame), _numbers(found, result))
-            if same and name not in states and alike(frame, result) > alike(name, result):
+            if same and name not in states and alike(frame, result) >= alike(name, result):
                 raise NotImported(
                     f"the output {quoted(result)} is the input {quoted(frame)} unchanged: if {quoted(name)} is the "
                     f"frame before, say so by states={{{name!r}: {result!r}}}"

@@ -148,11 +148,14 @@ def test_what_one_number_does_not_show_is_refused(kind, tmp_path, rng):
 
 
 @pytest.mark.parametrize("old", ["x", "s"])
-def test_short_names_that_look_like_a_state_are_told(old, tmp_path, rng):
-    """y = x, or the s of before: what s_out is of both, has a layer only if s is no state."""
+def test_names_that_do_not_say_which_is_the_frame_before_are_refused(old, tmp_path, rng):
+    """y = x, or the s of before: what s_out is of both, has a layer only if s is no state, which states= says."""
     nodes = [*[node("MatMul", f"{a} {b}", f"{a}{b}") for a, b in ("xA", "sB")], node("Add", "xA sB", "z"),
              node("Tanh", "z", "s_out"), node("Identity", old, "y")]  # fmt: skip
     weights = {name: normal(rng, SIZE, SIZE) for name in "AB"}
     ends = {"x": [1, SIZE], "s": [1, SIZE]}, {"y": [1, SIZE], "s_out": [1, SIZE]}
-    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights))
-    assert any("'s'" in note and "'s_out'" in note for note in found.notes)
+    path = saved(tmp_path / "m.onnx", nodes, *ends, weights)
+    with pytest.raises(ValueError, match=f"'y' is the input '{old}' unchanged: if"):
+        imported(path)
+    other = "xs".replace(old, "")
+    assert dict(imported(path, states={other: "y"}).states) == {other: "y"}
