@@ -23,7 +23,7 @@ def forward_bound(z, dtype, weight=None, bias=None):
     return inside + u * (np.abs(z) * gain + shift) + tolerances.smallest(dtype)
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=6)
 @both_types
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("sigma", [1, 0.01, 0])

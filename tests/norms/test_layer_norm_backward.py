@@ -49,7 +49,7 @@ def dbias_rows(x, n):
     return x.size // n
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=20)
 @both_types
 @pytest.mark.parametrize("mean_over_std", [0, 0.5, 1, 2, 3.9, 4.1, 10, 1e2, 1e4, 1e6])
 def test_error_at_any_mean(rng, dtype, mean_over_std):
@@ -226,7 +226,7 @@ def test_any_alignment_gives_the_same_bits(rng, dtype, shape):
         assert [g.tobytes() for g in out] == expected
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("weighted", [True, False], ids=["weight", "no weight"])
 @pytest.mark.parametrize("mean", [0, 100])

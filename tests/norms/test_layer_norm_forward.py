@@ -40,7 +40,7 @@ def shifted_normal(mean_over_std, rows, n):
     return x, reference.layer_norm(x)[0]
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=36)
 @pytest.mark.parametrize(("rows", "n"), [(4096, 1024), (512, 768), (128, 4096), (128, 8192)])
 @pytest.mark.parametrize("mean_over_std", MEAN_OVER_STD)
 def test_error_at_any_mean(mean_over_std, rows, n):
@@ -98,6 +98,7 @@ def test_error_whatever_the_distribution(rng, dtype, n):
         tolerances.assert_within(cnorm.layer_norm(x), expected, tolerances.any_row(expected, dtype), name)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("n", [2**20, 2**24])
 def test_rows_of_millions_of_elements(rng, n):
     """Compared one part at a time: the oracle's wide arrays of a whole row would take a gigabyte."""

@@ -13,6 +13,7 @@ import cnorm
 CASES, PARTS = int(os.environ.get("CNORM_LIES", "2000")), 4
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_lying_arguments(part):
     """In a child process, which a wrong access ends."""

@@ -139,6 +139,7 @@ def test_any_alignment_gives_the_same_bits(dtype):
                 assert norm(moved, room).tobytes() == wanted.tobytes()
 
 
+@pytest.mark.exhaustive(one_in=9)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", [(8192, 1031), (4, 2053, 1031), (4096, 1056)], ids=str)
 def test_streaming_stores_give_the_same_bits(shape):

@@ -144,6 +144,7 @@ def memory_of(view):
     return view
 
 
+@pytest.mark.exhaustive(one_in=9)
 @every_norm
 @given(data=st.data())
 def test_any_layout_gives_the_same_bits(norm, data):
@@ -161,6 +162,7 @@ def test_any_layout_gives_the_same_bits(norm, data):
     assert_same_bits(x, expected)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @every_norm
 @given(data=st.data())
 def test_any_layout_gives_the_same_gradients(norm, data):
@@ -182,6 +184,7 @@ def test_any_layout_gives_the_same_gradients(norm, data):
         assert_same_bits(gradient, wanted)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", FULL)
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import onnx_export
 from cnorm_bench.runners import ort_session
 
 
+@pytest.mark.exhaustive(one_in=9)
 @pytest.mark.parametrize(("inputs", "units", "steps"), [(12, 64, 200), (128, 256, 60), (1024, 1024, 20)])
 def test_root_mean_square_error_of_a_step(inputs, units, steps, isa, rng):
     """h and c after each step from the float64 trajectory's state, rounded: at most 1.25 times onnxruntime's error.

@@ -46,6 +46,7 @@ def stripped(exported, path):
     return imported(path)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize(("key", "changes"), COMPOSED, ids=str)
 def test_the_written_out_cell_is_the_cell(key, changes, tmp_path, rng):
     model = model_of(*key, changes, rng)
@@ -57,6 +58,7 @@ def test_the_written_out_cell_is_the_cell(key, changes, tmp_path, rng):
     assert onnx_export.load(tmp_path / "m.onnx").run(x).tobytes() == model.run(x).tobytes()
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(("kind", "preset", "changes"), NATIVE, ids=str)
 def test_the_operators_and_back(kind, preset, changes, tmp_path, rng):
     model = model_of(kind, preset, changes, rng)
@@ -81,7 +83,7 @@ def node_file(path, kind, rng, **attributes):
     return path
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize(
     ("kind", "attributes"),
     [
@@ -103,6 +105,7 @@ def test_a_file_of_others(kind, attributes, tmp_path, rng):
     assert np.abs(model.run(x) - y.reshape(9, -1)).max() < 1e-5
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(
     ("kind", "attributes", "says"),
     [

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import cnorm
 import onnx_export
 
@@ -69,6 +71,7 @@ def test_the_model_is_never_replaced_by_its_export(tmp_path):
     assert (tmp_path / "demo.safetensors").read_bytes() == before
 
 
+@pytest.mark.exhaustive
 def test_missing_extras_are_named_in_one_line(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     for absent in (["onnx"], ["onnxruntime"], ["onnx", "onnxruntime"]):

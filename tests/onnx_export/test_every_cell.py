@@ -71,7 +71,7 @@ def run(exported, level, x, before):
     return {name: result[f"{name}_out"] for name in before} | {"y": result["y"][0] if sequence else result["y"]}
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=9)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("form", ["step", "sequence"])
 @every_cell
@@ -87,6 +87,7 @@ def test_every_preset_form_and_opset(key, outputs, form, opset):
             assert off <= allowed[name], f"{name} is off by {off:.3g}, allowed {allowed[name]:.3g} ({variant}, {level})"
 
 
+@pytest.mark.exhaustive(one_in=5)
 @every_cell
 def test_parity_of_every_preset(key, outputs):
     model = trajectory(key, outputs)[0]
@@ -95,7 +96,7 @@ def test_parity_of_every_preset(key, outputs):
         assert report.ok, str(report)
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=15)
 @every_cell
 def test_float16_of_every_preset(key, outputs):
     model = trajectory(key, outputs)[0]

@@ -79,6 +79,7 @@ def test_a_warning_names_what_was_not_tried():
         onnx_export.export(cnorm.Model([*MODEL.layers, norm]), runtime="tract", dtype="float16", batch="b")
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("given", FORMS, ids=str)
 @pytest.mark.parametrize("name", ["onnx-reference", "openvino", "tract"])
 def test_parity_there(name, given):

@@ -115,6 +115,7 @@ def test_a_state_is_paired_by_its_elements_not_by_its_shape(tmp_path, rng):
     assert found.report.ok
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("form", ["keep", "move"])
 @pytest.mark.parametrize(("reset", "gate"), [("before", "Sigmoid"), ("after", "Sigmoid"), ("after", "HardSigmoid")])
 def test_a_written_gru_is_found(tmp_path, rng, reset, form, gate):
@@ -212,6 +213,7 @@ def test_an_operator_over_time_loads_as_a_stream(tmp_path, rng, steps):
     assert found.model.stream().state()["h0"].any()  # the operator's initial state
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
@@ -384,6 +386,7 @@ def test_the_first_stage_of_dtln():
     assert found.report.ok
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
 @pytest.mark.parametrize(
     ("file", "kinds", "options"),
@@ -427,6 +430,7 @@ def test_branches_of_an_input_that_is_given_are_taken(rate, factor, tmp_path, rn
     np.testing.assert_allclose(found.model.run(x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (1, 3), (INPUTS, 2)])
 @pytest.mark.parametrize("over", ["window", "padded"])
 def test_a_convolution_with_a_cache_of_frames(tmp_path, rng, groups, dilation, over):
@@ -507,6 +511,7 @@ def test_the_command(tmp_path, rng, capsys):
     assert loaded.run(x).tobytes() == onnx_export.load(path).run(x).tobytes()
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)])
 def test_the_command_takes_a_frameworks_outputs(wrong, code, tmp_path, rng, capsys):
     from cnorm.tools import cli

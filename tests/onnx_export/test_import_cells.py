@@ -54,7 +54,7 @@ def read_back(model, how, path):
     return read.layers
 
 
-@pytest.mark.exhaustive(one_in=11)
+@pytest.mark.exhaustive(one_in=44)
 @pytest.mark.parametrize(("key", "how"), CHOSEN)
 def test_every_preset_is_read_back(key, how, tmp_path):
     layer, _ = random_cell(key, np.random.default_rng(0), 5, 8, eps=eps_of(key))
@@ -63,6 +63,7 @@ def test_every_preset_is_read_back(key, how, tmp_path):
     assert found.eps == layer.eps
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("how", EXPORTS if os.environ.get("CNORM_ALL_PRESETS") else ["step-composed-17", "scan-17"])
 def test_a_stack_is_read_back(how, tmp_path):
     rng = np.random.default_rng(0)

@@ -54,6 +54,7 @@ CHUNKS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("case", CHUNKS)
 def test_a_chunk_is_a_frame(case, tmp_path, rng):
     nodes, inputs, outputs, weights = chunked(rng, **CHUNKS[case])

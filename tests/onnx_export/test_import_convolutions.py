@@ -24,6 +24,7 @@ def kinds(found):
 # ---------------------------------------------------------------------------------------------- axes of one position
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("groups", [1, CHANNELS])
 @pytest.mark.parametrize("last", [True, False])
 def test_a_cache_of_frames_with_an_axis_of_one_position(groups, last, tmp_path, rng):

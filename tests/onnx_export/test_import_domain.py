@@ -15,7 +15,7 @@ def gru(rng, size):
     return [node("GRU", "v W R", "Y", hidden_size=UNITS), node("Squeeze", "Y axis", "y")], tensors
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("first", ["Log", "Sqrt", "mel"])
 @pytest.mark.parametrize("frames", [1, "T"])
 def test_frames_that_must_be_positive(frames, first, tmp_path, rng):

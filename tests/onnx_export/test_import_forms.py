@@ -23,7 +23,7 @@ def cell_weights(rng, kind, size=SIZE, directions=1):
             "B": normal(rng, directions, 2 * rows)}  # fmt: skip
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("frames", [1, "T"])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("kind", GATES)
@@ -157,6 +157,7 @@ def side_by_side(path, rng, kinds, flipped=()):
     return saved(path, nodes, {"x": ["T", 1, SIZE]}, {"y": ["T", 1, UNITS * len(kinds)]}, w)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("kinds", [("LSTM", "LSTM"), ("LSTM", "GRU", "RNN")])
 def test_cells_side_by_side_are_joined(kinds, tmp_path, rng):
     path = side_by_side(tmp_path / "side.onnx", rng, kinds)
@@ -181,6 +182,7 @@ def test_the_state_c_alone_is_refused_by_the_name_of_its_node(tmp_path, rng):
         onnx_export.load(path)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("head", ["LSTM", "MatMul", "Tanh"])
 @pytest.mark.parametrize("form", ["sub, div", "sub", "batch norm"])
 def test_a_mean_far_from_zero_is_subtracted_before_anything_is_scaled(form, head, tmp_path, rng):
@@ -210,6 +212,7 @@ def test_a_mean_far_from_zero_is_subtracted_before_anything_is_scaled(form, head
     assert ours <= 1.5 * theirs + 2**-22 * np.abs(exact).max()
 
 
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("frames", [9, "T"])
 @pytest.mark.parametrize("kind", GATES)
 def test_a_stored_number_of_steps_behind_a_cell_is_any(kind, frames, tmp_path, rng):

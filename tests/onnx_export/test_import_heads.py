@@ -64,6 +64,7 @@ def logits(path, x):
     return np.array(ys)
 
 
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("with_logits", [False, True])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_head_is_refused_with_what_to_name(head, with_logits, tmp_path, rng):

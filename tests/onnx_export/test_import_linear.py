@@ -36,6 +36,7 @@ def step(path, rng, nodes, names=("h", "h1"), outputs=3):
     return saved(path, nodes, {"x": [1, SIZE], old: [1, UNITS]}, {"y": [1, outputs], new: [1, UNITS]}, tensors)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("kind", STEPS)
 def test_a_step(kind, tmp_path, rng):
     found = imported(step(tmp_path / "m.onnx", rng, STEPS[kind]))

@@ -34,6 +34,7 @@ EINSUMS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("case", EINSUMS)
 def test_an_einsum_with_a_constant_is_a_product(case, tmp_path, rng):
     equation, first, second, result = EINSUMS[case]

@@ -77,7 +77,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_a_convolution_in_each_frame(case, dynamo, torch, tmp_path, rng):
@@ -88,6 +88,7 @@ def test_a_convolution_in_each_frame(case, dynamo, torch, tmp_path, rng):
     assert same(found, rng)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("kernel", [(1, 3), (1, 4)], ids=str)
 def test_a_transposed_convolution_in_each_frame(kernel, dynamo, torch, tmp_path, rng):
@@ -97,6 +98,7 @@ def test_a_transposed_convolution_in_each_frame(kernel, dynamo, torch, tmp_path,
     assert same(found, rng)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("dynamo", [False, True])
 def test_a_recurrent_layer_behind_convolutions_of_each_frame(dynamo, torch, tmp_path, rng):
     """Two convolutions, batch norm and prelu, then a GRU over the frames."""
@@ -137,6 +139,7 @@ def test_a_convolution_over_frames_before_and_positions(case, torch, tmp_path, r
     assert same(found, rng)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 def test_convolutions_over_frames_in_a_row(residual, dynamo, torch, tmp_path, rng):
@@ -195,6 +198,7 @@ IN_A_ROW = {
 }
 
 
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("case", IN_A_ROW)
 def test_what_is_like_convolutions_in_a_row_is_refused(case, dynamo, torch, tmp_path):
@@ -240,6 +244,7 @@ NO_CELLS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("case", NO_CELLS)
 def test_what_is_like_a_cell_for_each_position_is_refused(case, torch, tmp_path):
     given, says = NO_CELLS[case]
@@ -273,7 +278,7 @@ def of_rows(torch, forward):
     )  # fmt: skip
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("case", ROWS)
 def test_parts_of_each_frame(case, torch, tmp_path, rng):
     forward, kind, count = ROWS[case]
@@ -297,7 +302,7 @@ MIXING = {
 }
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=20)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_frames_is_refused(case, dynamo, torch, tmp_path):

@@ -48,7 +48,7 @@ def cached(path, rng, *, groups=1, dilation=1, transposed=False, kept=(1, 1 << 4
     return saved(path, nodes, {"x": FRAME, "c": cache}, {"y": FRAME, "c_out": cache}, tensors)
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=10)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (2, 1), (CHANNELS, 2), (CHANNELS, 5)])
 def test_a_causal_convolution_with_a_cache_is_a_delay_and_one_in_the_frame(groups, dilation, transposed, tmp_path, rng):
@@ -97,6 +97,7 @@ def test_caches_that_are_written_to_each_others_places_are_refused(tmp_path, rng
         imported(stacked(tmp_path / "m.onnx", rng, order=(1, 0)))
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("more", [0, 1])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_transposed_convolution_with_a_stride(groups, more, tmp_path, rng):
@@ -228,7 +229,7 @@ def over_positions(path, rng, kind="GRU", way="bidirectional", start=0.0, **more
     return saved(path, nodes, *ends, tensors)
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("way", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_a_cell_over_positions(kind, way, tmp_path, rng):
@@ -309,6 +310,7 @@ def test_a_shuffle_of_channels_between_two_halves(tmp_path, rng):
 # ---------------------------------------------------------------------------------------------- a public model
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
 def test_gtcrn(tmp_path, rng):
     """Proven; beside the file over frames of speech's size; saved half-way, continued by the packed model."""

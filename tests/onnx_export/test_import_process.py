@@ -42,7 +42,7 @@ def path(tmp_path, rng):
     return saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, 2]}, weights)
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize(
     ("body", "options", "says"),
     [
@@ -98,11 +98,13 @@ def test_the_model_is_the_one_that_was_proven(path, rng):
     assert onnx_export.load(path, check=False).unproven
 
 
+@pytest.mark.exhaustive
 def test_many_threads_at_once(path):
     with ThreadPoolExecutor(4) as pool:
         assert len({model.identity for model in pool.map(onnx_export.load, [path] * 4)}) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_script_needs_no_main_and_imports_neither_onnx_nor_onnxruntime(path, tmp_path):
     onnx_export.export(cnorm.demo_model(), tmp_path / "ours.onnx")
     script = tmp_path / "script.py"
@@ -142,7 +144,7 @@ def test_an_interrupt_ends_the_child_too(path):
     assert not Path(f"/proc/{child}").exists()
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=16)
 @pytest.mark.parametrize("number", range(len(hostile.KINDS)), ids=list(hostile.KINDS))
 def test_small_files_that_ask_for_much(number, tmp_path):
     """tests/fuzz/hostile_onnx.py tries hundreds, with their time and memory."""

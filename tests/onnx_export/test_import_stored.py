@@ -159,6 +159,7 @@ def halved(path):
     return path
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("frames", [1, "T"])
 def test_a_file_of_16_bits_is_compared_in_32_and_in_16(frames, states, tmp_path, rng):

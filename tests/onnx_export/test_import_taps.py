@@ -144,6 +144,7 @@ def test_a_division_is_refused(tmp_path, rng):
         imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights(rng)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
 def test_the_second_stage_of_dtln():
     """Two written LSTMs whose states are one stacked input, a written layer norm, and a mask over the encoder."""
@@ -170,6 +171,7 @@ GATED = {
 }
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("case", GATED)
 def test_convolutions_with_one_cache_are_one_layer(case, tmp_path, rng):
     """tanh(f) sigmoid(g), where f and g read the same frames of before."""

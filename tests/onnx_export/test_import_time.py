@@ -123,6 +123,7 @@ def test_an_open_dimension_without_a_symbol_is_given_by_its_place(tmp_path, rng)
         imported(path, dims={"T": 6})
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("units", [16, 17])
 @pytest.mark.parametrize("steps", ["T", 40])
 def test_states_over_a_time_axis_are_fed(units, steps, tmp_path, rng):

@@ -54,6 +54,7 @@ def cases():
     yield "DequantizeLinear", [INT8, np.float32([0.1, 0.2]), np.int8([1, 0])], {"axis": 0}, (13, 19, 21)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(("operator", "inputs", "attributes", "opsets"), [*cases()])
 def test_a_node_is_evaluated_as_its_version_says(operator, inputs, attributes, opsets):
     inputs = [np.asarray(value, np.float32) if np.asarray(value).dtype == float else value for value in inputs]

@@ -48,6 +48,7 @@ def stack(rng):
     )
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("opset", [13, 17, 23])
 @pytest.mark.parametrize("form", ["step", "sequence"])
 def test_stack_of_every_kind_of_layer(rng, tmp_path, stack, form, opset):
@@ -150,6 +151,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_custom_specs_are_exported(rng, tmp_path, variant):
     """The builders follow the spec's fields, not its name."""

@@ -100,7 +100,7 @@ def longest_sum(layer):
     return max(layer.input_size, layer.output_size, layer.units)
 
 
-@pytest.mark.exhaustive(one_in=8)
+@pytest.mark.exhaustive(one_in=24)
 @pytest.mark.parametrize(("runtime", "form"), CASES, ids=lambda part: getattr(part, "__name__", part))
 @pytest.mark.parametrize("key", PRESETS, ids=lambda key: "-".join(key))
 def test_every_preset(key, runtime, form, rng, tmp_path):

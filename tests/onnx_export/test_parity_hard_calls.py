@@ -59,7 +59,7 @@ def model_of(key, inputs=8, units=24):
     return cnorm.Model([random_cell(key, np.random.default_rng(1), inputs, units, eps=eps)[0]])
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("key", PRESETS, ids="-".join)
 def test_every_preset_and_its_faults(key):
     model = model_of(key)

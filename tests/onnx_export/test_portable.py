@@ -24,7 +24,7 @@ def of_preset(key, rng):
     return cnorm.Model([layer, random_linear(rng, layer.output_size, 3)])
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("options", LOOPS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("portable", [False, True])
 def test_every_form_of_loop(rng, options, portable):
@@ -38,6 +38,7 @@ def test_every_form_of_loop(rng, options, portable):
         assert (x.dim_value or x.dim_param) == options.get("steps", "T")
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("key", KINDS, ids=lambda key: "-".join(key))
 @pytest.mark.parametrize("opset", [13, 17])
 def test_every_preset_folded(rng, key, opset):

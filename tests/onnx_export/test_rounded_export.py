@@ -51,7 +51,7 @@ def stack(weights):
     return rounded_model(weights, *layers)
 
 
-@pytest.mark.exhaustive(one_in=7)
+@pytest.mark.exhaustive(one_in=28)
 @pytest.mark.parametrize("weights", ROUNDED)
 @every_cell
 def test_parity_and_load_of_every_preset(tmp_path, key, outputs, weights):
@@ -66,7 +66,7 @@ def test_parity_and_load_of_every_preset(tmp_path, key, outputs, weights):
         assert np.array_equal(again.run(x), model.run(x))
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("weights", ROUNDED)
 @pytest.mark.parametrize("opset", [13, 17, 18, 21, newest_opset()])
 def test_every_form_of_a_stack(weights, opset):
@@ -80,6 +80,7 @@ def test_every_form_of_a_stack(weights, opset):
         assert report.ok, f"{given}\n{report}"
 
 
+@pytest.mark.exhaustive
 def test_demo_model_with_recordings():
     """256 steps of the demo, whose read-out rounds a computed h: an element near a tie is met and allowed for."""
     model = cnorm.demo_model().with_weights("int8", smallest=0)

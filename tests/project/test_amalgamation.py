@@ -29,7 +29,7 @@ def test_other_arguments_than_a_folder_print_what_it_takes(arguments, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("compiler", ["gcc", *(["clang"] if shutil.which("clang") else [])])
 @pytest.mark.parametrize("flags", [[], ["-march=x86-64-v4"], ["-Wall", "-Wextra", "-Wno-unused-function", "-std=c11"]])
 def test_compiles_without_a_warning(compiler, flags, folder):
@@ -61,6 +61,7 @@ def test_the_header_compiles_alone_and_declares_everything(language, folder):
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize(
     "compiler",
     [
@@ -92,6 +93,7 @@ def commands_of(folder, *options):
     return entry["command"].split()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not shutil.which("cmake"), reason="NOT RUN: cmake is not installed (Debian: cmake)")
 def test_cmake_optimises_in_every_configuration_and_keeps_flags_out(tmp_path):
     flags = "-DCMAKE_C_FLAGS=-ffast-math -fsanitize=address"
@@ -119,6 +121,7 @@ def test_names_of_a_unit_end_with_it(folder):
         assert defined <= undefined
 
 
+@pytest.mark.exhaustive
 def test_written_again_only_if_the_text_differs(tmp_path):
     """Else each configuration of CMake would compile for minutes. CC may have arguments, such as "ccache cc"."""
     command = [sys.executable, ROOT / "src" / "amalgamate.py", tmp_path]

@@ -102,6 +102,7 @@ def test_document_of_norms(document):
     assert "fresh_memory" not in document  # no input here is large enough for page faults to be measurable
 
 
+@pytest.mark.exhaustive
 def test_document_of_steps(steps):
     check_surroundings(steps, "rnn")
     for record in steps["records"]:
@@ -142,6 +143,7 @@ def test_without_a_compiler_no_peak_is_named(steps, monkeypatch):
     assert "training, 20 steps of 32" in file.getvalue()
 
 
+@pytest.mark.exhaustive
 def test_rounded_weights_are_measured_with_their_errors():
     document = bench.recurrent_steps([(96, 128)], cells=("LSTM",), seconds=0.001)
     errors = {r["contender"]: r["error"] for r in document["records"]}
@@ -238,6 +240,7 @@ def test_a_wrong_cnorm_ends_the_measurement(monkeypatch, timed):
     assert timed == []
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_step_is_reported_and_not_timed(monkeypatch):
     class Wrong(runners.Cnorm):
         def step(self, x):
@@ -265,6 +268,7 @@ def test_check(outputs, message):
         operations.check(contender, (np.zeros((2, 3)),))
 
 
+@pytest.mark.exhaustive
 def test_absent_packages_are_reported(monkeypatch):
     there = contenders.util.find_spec
     absent = ("torch", "onnx", "onnxruntime", "numba", "ncnn")
@@ -399,6 +403,7 @@ def test_errors_of_single_steps_of_files(tmp_path, capsys):
     assert float(ratio) == pytest.approx(float(ours) / float(theirs), abs=0.02)
 
 
+@pytest.mark.exhaustive
 def test_models_of_a_folder_are_measured_and_printed(tmp_path, capfd):
     """A file of another program beside one that is no model; onnxruntime steps the file itself."""
     linear_file(tmp_path / "linear.onnx")
@@ -418,6 +423,7 @@ def test_models_of_a_folder_are_measured_and_printed(tmp_path, capfd):
         bench.run("models", out_dir=tmp_path, folder=str(tmp_path / "absent"))
 
 
+@pytest.mark.exhaustive
 def test_fresh_memory_is_measured_in_another_process():
     found = bench.fresh_memory(2, 8)
     assert "cnorm, new array" in found

@@ -142,7 +142,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_changed_arrays(script):
     succeed(START + script)

@@ -247,6 +247,7 @@ int main()
 )
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("flags", [[], ["-fsanitize=address,undefined"]], ids=["plain", "sanitized"])
 @pytest.mark.parametrize("program", [PROGRAM, NORMS], ids=["streams", "norms"])
 def test_programs(program, flags, tmp_path):

@@ -158,6 +158,7 @@ def test_an_interrupted_command_ends_with_one_line():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cnorm: interrupted\n")
 
 
+@pytest.mark.exhaustive
 def test_commands_run_with_closed_standard_streams(tmp_path):
     onnx_export = pytest.importorskip("onnx_export")
     onnx_export.export(cnorm.demo_model(), tmp_path / "m.onnx")

@@ -199,7 +199,7 @@ def library(tmp_path_factory):
     return path
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=16)
 @pytest.mark.parametrize("page", [page for page, found in RUN.items() if found])
 def test_page(page, request, tmp_path, monkeypatch):
     """The blocks of a page in order: Python in one namespace, programs and commands in one folder."""

@@ -161,6 +161,7 @@ def build_by_cmake(tmp_path, environment, find, source, *options):
     return tmp_path / "build" / "scores"
 
 
+@pytest.mark.exhaustive(one_in=2)
 @needs("cmake")
 @pytest.mark.parametrize("source", ["scores.c", "scores.cpp"])
 def test_find_package(environment, prefix, data, tmp_path, source):
@@ -168,6 +169,7 @@ def test_find_package(environment, prefix, data, tmp_path, source):
     check_scores(build_by_cmake(tmp_path, environment, find, source, f"-DCMAKE_PREFIX_PATH={prefix}"), data)
 
 
+@pytest.mark.exhaustive
 @needs("cmake")
 def test_fetch_content(environment, data, tmp_path):
     """The lines of the manual, with this folder in place of the repository."""
@@ -187,6 +189,7 @@ def test_pkg_config(environment, prefix, data, tmp_path):
     check_scores(tmp_path / "scores", data)
 
 
+@pytest.mark.exhaustive(one_in=2)
 @needs("cmake")
 @pytest.mark.parametrize("libdir", ["lib/x86_64-linux-gnu", "/elsewhere/lib"])
 def test_pkg_config_finds_other_library_folders(environment, tmp_path, libdir):
@@ -199,6 +202,7 @@ def test_pkg_config_finds_other_library_folders(environment, tmp_path, libdir):
     assert folders == {"prefix=": "/opt/cnorm", "-I": "/opt/cnorm/include", "-L": str(installed.parent)}
 
 
+@pytest.mark.exhaustive
 @needs("cargo")
 def test_cargo(environment, data, tmp_path):
     """The crate alone, which compiles cnorm.c of CNORM_SOURCE: its example, and the program of the manual."""
@@ -235,6 +239,7 @@ def test_the_crate_has_the_numbers_of_the_header():
 # ---- with the functions of the loaded package ------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_cimport(installed, data, tmp_path):
     shutil.copy(EXAMPLES / "scores_cython.pyx", tmp_path)
     include = run([*PYTHON, "-c", "import cnorm; print(cnorm.get_include())"], env=installed, cwd=tmp_path).strip()

@@ -109,6 +109,7 @@ def test_noise_is_suppressed(example, tmp_path, capsys):
     assert (tmp_path / "out.png").stat().st_size > 1000
 
 
+@pytest.mark.exhaustive
 def test_noise_is_suppressed_by_a_spectrum(example, tmp_path, capsys):
     path, denoise, audio = weights("gtcrn_simple.onnx"), example("denoise"), example("audio")
     onnx_export.load(path, check=False).save_packed(tmp_path / "m.cnorm")
@@ -160,6 +161,7 @@ def test_kaldis_mean_and_deviation_are_read(example, tmp_path):
         frames.read_cmvn(path)
 
 
+@pytest.mark.exhaustive
 def test_speech_is_found_frame_by_frame(example, tmp_path, capsys):
     path, audio = weights("firered.onnx"), example("audio")
     audio.write_wav(tmp_path / "silence.wav", np.zeros(16000), 16000)

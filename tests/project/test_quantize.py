@@ -91,6 +91,7 @@ def test_command_writes_model_table_and_picture(tmp_path):
     assert (tmp_path / "p.png").read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -156,6 +157,7 @@ def test_an_input_that_drowns_the_others_is_named(rng):
     assert "so that the others lose their digits; scale it down" in remark
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("name", ["pack", "quantize", "export", "time"])
 def test_a_file_name_does_not_reach_the_terminal_raw(name, tmp_path):
     path = tmp_path / "red\x1b[31m.safetensors"

@@ -40,6 +40,7 @@ def test_a_projection(key, rng):
     assert worst_step(layer, advance, rng, 100) <= 1
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("units", [1, 2, 15, 16, 17, 31, 33, 48])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_any_width(key, units, isa, rng):

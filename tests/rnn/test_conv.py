@@ -209,7 +209,7 @@ def test_every_instruction_set_has_the_same_bits(rng):
     assert found.count(found[0]) == len(found)
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("weights", ["float32", "int8", "float16"])
 @every_layer
 def test_it_is_saved_packed_pickled_and_exported(make, shape, weights, tmp_path, rng):

@@ -133,6 +133,7 @@ def test_gradients(name, isa, rng):
         assert (np.abs(own_gradients(layers[1], tape, 1)["slope"] - terms.sum((0, 1))) <= bound).all()
 
 
+@pytest.mark.exhaustive(one_in=9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_saved_packed_pickled_exported_and_imported(name, tmp_path, rng):
     linear = cnorm.Linear(

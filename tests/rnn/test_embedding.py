@@ -228,6 +228,7 @@ def test_refused_tables(rng):
         cnorm.Embedding(np.broadcast_to(np.float32(0), ((1 << 24) + 1, 1)))
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("form", ["step", "sequence"])
 @pytest.mark.parametrize("weights", ["float32", "int8", "float16"])
 def test_onnx_files_agree(weights, form, tmp_path, rng):

@@ -208,7 +208,7 @@ CASES = [
 ]
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=15)
 @pytest.mark.parametrize(("make", "argument"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_state_moves_to_other_processes_and_languages(make, argument, programs, tmp_path, rng):
     model = make(rng, argument)

@@ -117,7 +117,7 @@ def test_every_instruction_set_has_the_same_bits_and_the_golden_hash():
     assert found == found | recorded
 
 
-@pytest.mark.exhaustive(one_in=8)
+@pytest.mark.exhaustive(one_in=16)
 @pytest.mark.parametrize("weights", ["float32", "int8", "float16"])
 @every_layer
 def test_it_is_saved_packed_pickled_and_exported(name, weights, tmp_path, rng):

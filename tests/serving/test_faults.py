@@ -73,6 +73,7 @@ async def run_sessions(url, sessions, count, step, at_half):
     return (await asyncio.gather(middle(), *(one(k) for k in range(sessions))))[1:]
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_is_lost_in_the_middle_of_64_sessions(model, number):
     with servers.served("--workers", 2) as (process, url):
@@ -94,6 +95,7 @@ def test_all_workers_are_lost(model):
         assert sha(outputs) == straight(model, 8, 80)
 
 
+@pytest.mark.exhaustive
 def test_a_rolling_restart(model, tmp_path):
     """The new server shares the port; the old one, which needs no option for it, hands its sessions over."""
     store = ("--store", tmp_path)
@@ -136,6 +138,7 @@ async def live_sessions(url, x, hello):
     return one, stop
 
 
+@pytest.mark.exhaustive
 def test_sigterm_with_500_live_sessions(model, tmp_path):
     """Each gets its checkpoint; a server with the same key, started later, continues all of them."""
     x = np.stack([frames_of(k, 10) for k in range(LIVE)])

@@ -25,6 +25,7 @@ def play(browser, choice, done):
     return re.findall(r"SHA-256 ([0-9a-f]{64})", browser.run(LOG))
 
 
+@pytest.mark.exhaustive
 def test_the_worker_is_killed_while_a_recording_plays(browser, tmp_path):
     with servers.served("--page", servers.PAGE) as (_, url):
         browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
@@ -81,6 +82,7 @@ def test_without_tls_outputs_are_compared_all_the_same(browser):
         assert "the same bits as before" in browser.run(LOG)
 
 
+@pytest.mark.exhaustive
 def test_the_page_without_a_mouse(browser):
     """Names of all controls, and what a screen reader is told."""
     with servers.served("--page", servers.PAGE) as (_, url):

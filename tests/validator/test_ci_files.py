@@ -26,6 +26,7 @@ def models(tmp_path):
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_action_validates_a_folder_and_passes_its_arguments_on(models):
     text = (ROOT / "action.yml").read_text()
     install, run = re.findall(r"^      run: (.*)$", text, re.MULTILINE)

@@ -192,7 +192,7 @@ def test_the_sound_models_say_nothing(form, order, sound):
     assert {f.level for f in report.findings} <= {"note"}
 
 
-@pytest.mark.exhaustive(one_in=13)
+@pytest.mark.exhaustive(one_in=39)
 @pytest.mark.parametrize(("form", "fault", "order"), CASES)
 def test_a_planted_fault_is_shown_or_found_by_comparison(form, fault, order, sound, tmp_path):
     report, right = report_of(transformer(form, fault, order), tmp_path), sound[form, order]

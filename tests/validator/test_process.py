@@ -46,14 +46,14 @@ def laid_out(build, folder):
     return [path, *(["--input", options["input"]] if "input" in options else [])]
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=15)
 @pytest.mark.parametrize("build", CLEAN, ids=lambda build: build.__name__)
 def test_clean_models_exit_0(build, tmp_path):
     result = invoke(*laid_out(build, tmp_path))
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.exhaustive(one_in=6)
+@pytest.mark.exhaustive(one_in=24)
 @pytest.mark.parametrize(
     ("build", "flags", "code"),
     [
@@ -208,6 +208,7 @@ def test_rejects_infinite_limits_and_accepts_huge_ones(option, tmp_path):
     assert validate(path, **{option.strip("-"): 10**400}).ok
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("limit", ["-v 6000000", "-t 300", "-c 0"])
 def test_hard_limits_of_the_shell_are_kept(limit, tmp_path):
     """Batch systems and containers set hard limits, which only root can raise."""
@@ -418,6 +419,7 @@ def test_the_memory_limit_counts_what_is_needed_and_is_named(tmp_path):
     assert report.exit_code() == 2
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("stage", ["find", "shapes", "run", "stress"])
 def test_a_crash_loses_only_its_stage(stage, tmp_path, monkeypatch):
     """The child is killed as by a segmentation fault in the runtime."""

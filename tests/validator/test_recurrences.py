@@ -51,6 +51,7 @@ def warned(report):
 UNNAMED = [("LSTM", ["", "h"]), ("LSTM", ["", "", "c"]), ("GRU", ["", "h"]), ("RNN", ["", "h"])]
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize(("kind", "outputs"), UNNAMED)
 def test_a_node_without_a_name_for_y_is_judged(kind, outputs, tmp_path):
     sound = validate(sequence(tmp_path / "m.onnx", kind, outputs))
@@ -72,6 +73,7 @@ def test_a_clip_and_a_step_that_forgets_are_found_without_a_name_for_y(tmp_path)
     assert warned(report) == {"stateless-step"}
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("weight", [0.3, 0.45])
 def test_the_rounding_of_a_saturated_output_is_no_difference(weight, tmp_path):
     stored = {"W": np.full((1, 4, 2), weight, "f"), "R": np.full((1, 4, 4), weight, "f")}
@@ -223,6 +225,7 @@ def looped(path, stored):
 FORMS = {"one step, its state an input": one_step, f"{STEPS} steps written out": written_out, "in a Loop": looped}
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_recurrence_without_an_operator_is_seen_and_proved_by_its_outputs_alone(form, tmp_path):
     path = FORMS[form](tmp_path / "m.onnx", step_weights())

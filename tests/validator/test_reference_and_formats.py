@@ -94,7 +94,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_changes_are_found_by_comparison_with_the_original(fault, original, tmp_path):
     model = onnx.load(original)
@@ -124,7 +124,7 @@ def test_a_norm_matches_its_decomposed_form(tmp_path):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"norms": [{}]}', '{"norms": [{"name": "a", "normal": 3}]}', '{"norms": 3}', "[" * 10**5]
 )
@@ -145,6 +145,7 @@ def test_norm_attributes_are_reported_without_a_run(original):
 # ------------------------------------------------------------------------------------------------------ --outputs
 
 
+@pytest.mark.exhaustive
 def test_outputs_of_a_framework_are_compared(original, tmp_path):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3, gallery.N)).astype(np.float32)
@@ -254,6 +255,7 @@ def test_text_says_why_a_file_can_not_be_read(kind, reason, tmp_path):
     assert "title=cnorm cannot-validate::" in invoke(path, "--format", "github").output
 
 
+@pytest.mark.exhaustive
 def test_several_files_end_with_a_line_on_all(folder):
     (folder / "empty.onnx").touch()
     saved(gallery.no_norm_at_all().model, folder / "none.onnx")
@@ -301,6 +303,7 @@ def test_annotations_for_github_are_escaped(tmp_path):
     assert "a%2Cb%25.onnx,title=cnorm near-miss::" in line
 
 
+@pytest.mark.exhaustive
 def test_sarif_names_a_rule_for_each_result(folder):
     log = json.loads(invoke(folder, "--format", "sarif").output)
     (run,) = log["runs"]

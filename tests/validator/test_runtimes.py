@@ -111,14 +111,14 @@ def test_the_validator_reads_every_line(name, made):
             assert levels == {"error"} or any(f.code == "runtime-data" for f in about), (each, about)
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=16)
 @pytest.mark.parametrize("trap", TRAPS, ids="-".join)
 def test_traps_are_said(trap, saved):
     operator, form, name = trap
     said_of(saved(operator, form), name)
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=16)
 @pytest.mark.parametrize("trap", list(traps()), ids=lambda trap: trap.name)
 def test_files_with_a_trap_are_told(trap, tmp_path):
     path = tmp_path / "model.onnx"
@@ -139,6 +139,7 @@ def test_every_runtime_has_a_trap():
     assert {trap.operator for trap in traps()} == set(NAMES)
 
 
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("shape", ["text", "json", "github", "sarif", "junit"])
 def test_every_format_says_it(shape, saved, tmp_path):
     page = tmp_path / "page.html"

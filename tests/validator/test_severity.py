@@ -136,6 +136,7 @@ def test_external_data_with_the_models_name_is_read_and_reported(location, tmp_p
     assert repr(location) in note.message
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("kind", ["other name", "hard link", "link out", "pipe"])
 def test_external_data_of_another_name_or_kind_is_refused(kind, tmp_path):
     folder = tmp_path / "inner"
