@@ -25,21 +25,18 @@ INLINE f32v clipped_backward(f32v v, float limit, f32v dy)
     return (f32v)((i32v)dy & ~clips);
 }
 
-/* (1), (2) for n <= 2 TOGETHER vectors, |t| <= 150: t becomes p, and scale 2^k; NaN stays NaN */
+/* (1), (2) for n <= 2 TOGETHER vectors, |t| <= 150: t becomes p, and scale 2^k; NaN stays NaN. keep_f64: GCC would take
+ * one vector after another (12 to 18 % more time on Zen 5, 2026-11-29). */
 INLINE void reduced_each(int n, f64v *t, f64v *scale)
 {
     const double round = 6755399441055744.0; /* 1.5 * 2^52 */
+    static const double factors[] = {1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5};
     f64v shifted[2 * TOGETHER], q[2 * TOGETHER];
     EACH(i, n) shifted[i] = t[i] * 1.4426950408889634 + round;
     EACH(i, n) t[i] = t[i] - (shifted[i] - round) * 0.6931471805599453; /* (1): t is r from here */
-    EACH(i, n) q[i] = t[i] * (1.0 / 362880) + 1.0 / 40320;              /* (2) */
-    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 5040;
-    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 720;
-    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 120;
-    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 24;
-    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 6;
-    EACH(i, n) q[i] = q[i] * t[i] + 0.5;
-    EACH(i, n) t[i] = (q[i] * t[i]) * t[i] + t[i]; /* p */
+    EACH(i, n) q[i] = splat_f64(1.0 / 362880);
+    EACH(k, 7) EACH(i, n) q[i] = keep_f64(q[i] * t[i] + factors[k]); /* (2) */
+    EACH(i, n) t[i] = keep_f64((q[i] * t[i]) * t[i] + t[i]);         /* p */
     /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
     EACH(i, n) scale[i] = (f64v)(((i64v)shifted[i] << 52) + (i64v)splat_f64(1.0));
 }
