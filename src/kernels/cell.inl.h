@@ -91,7 +91,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
         if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at->gates + s * at->gates_stride);
         else if (cell->kind == CNORM_CELL_RNN) rnn_row(&in, h);
         else if (second) gru_reset_before_gates(&in, h, at->in2 + (n + s) * width, m);
-        else gru_row(&in, h);
+        else gru_row(&in, at->in2, h);
         if (zoning) zone_out(cell, outputs, at->previous_h, h);
         rows[s] = m;
     }

@@ -48,6 +48,15 @@ INLINE f32v candidate(const cnorm_cell *cell, f32v a)
     return usual_functions(cell) ? tanh_v(a) : other_function(cell, OF_STATE, a);
 }
 
+/* v [n] = the function of a gate, or of the candidate or output, of v */
+static void cell_functions(const cnorm_cell *cell, int gate, ptrdiff_t n, float *v)
+{
+    if (usual_functions(cell) && gate) sigmoid_f32(n, v, v);
+    else if (usual_functions(cell)) tanh_f32(n, v, v);
+    else
+        for (ptrdiff_t j = 0; j < n; j += VL_F32) store_f32(v + j, other_function(cell, gate, load_f32(v + j)));
+}
+
 /* The padding of a state or an input of the projection, [padded units]: f(0) of another function may not be 0. */
 INLINE void clear_padding(const cnorm_cell *cell, float *v)
 {

@@ -72,7 +72,7 @@ typedef struct cnorm_cell_scratch {
     ptrdiff_t zx_stride, zh_stride, gates_stride;
     float *previous_h; /* [padded outputs]: h of one stream before the step, for zoneout */
     float *z2;         /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
-    float *in2;        /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
+    float *in2;        /* [2 rows, padded units]: its inputs, then the update gates s(z); of another GRU two rows */
     float *products;   /* product_scratch_floats: scratch of `products` */
     int backwards;     /* with one stream: W_h from its last rows on */
     ptrdiff_t floats;
@@ -96,7 +96,7 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     s.gates = layout_take(&l, lstm_gates_floats(cell) * item);
     s.previous_h = layout_take(&l, padded_units(cell->weight_h.cols) * item);
     s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
-    s.in2 = layout_take(&l, second ? 2 * rows * width * item : 0);
+    s.in2 = layout_take(&l, second ? 2 * rows * width * item : cell->kind == CNORM_CELL_GRU ? 2 * width * item : 0);
     s.products = layout_take(&l, (for_h > for_second ? for_h : for_second) * item);
     s.floats = l.used / item;
     return s;
