@@ -105,7 +105,7 @@ def import_model(
     try:
         found, model = _layers(onnx_model, given)
     except NotImported as error:
-        said = any("give it " in text for text in (error.summary, *error.reasons))  # so it says already what to do
+        said = any("give it by " in text for text in (error.summary, *error.reasons))  # so it says already what to do
         more = heads(onnx_model, given, error.reasons, read)
         more += [] if said or more else proposals(onnx_model, given, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None

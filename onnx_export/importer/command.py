@@ -36,7 +36,7 @@ OPTIONS = {
 _GIVEN = r"=[{\[][^{}\[\]]*[}\]]|=[A-Z]+\b|\['[^'\]]*'\]"  # dims={'T': 6}, frames=[...], timeout=SECONDS, dims['T']
 _ARGUMENT = re.compile(rf"\b({'|'.join(OPTIONS)})({_GIVEN})")
 _SUBJECT = re.compile(rf"^({'|'.join(OPTIONS)})(?=:)")
-_WITH = re.compile(r"with (--.*?)(?:,| it has layers)")
+_WITH = re.compile(r"with (--.*?)(?:, which| it has layers)")
 _PAIR = re.compile(r"'([^']*)'(?:: *'?([^',}]+)'?)?")
 
 
@@ -98,7 +98,7 @@ def _to_type(path: str, out: str, reasons: Sequence[str], given: Mapping) -> lis
                 pairs = given.get(name) or {}
                 values = [f"{k}={_text(v)}" for k, v in pairs.items()] if isinstance(pairs, Mapping) else pairs
                 words += [word for value in values for word in (OPTIONS[name][0], value)]
-            return [f"to type: {shlex.join(words)} {found[1]}"]
+            return [f"to type: {shlex.join(words)} {found[1].replace(', --', ' --')}"]
     return []
 
 

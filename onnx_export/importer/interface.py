@@ -28,7 +28,7 @@ from onnx_export.importer.pairings import alike, assignments
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["Inputs", "Plan", "plan"]
+__all__ = ["Inputs", "Plan", "plan", "undecided"]
 
 INTEGERS = {
     TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
@@ -225,17 +225,17 @@ def _inputs(model: onnx.ModelProto, given: Mapping, dims: Mapping[str, int]) -> 
     _check_dims(model, dims)
     stored = {tensor.name for tensor in model.graph.initializer}
     varying, constants = {}, {}
+    for value in undecided(model, given):
+        kind = TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+        raise NotImported(
+            f"input {quoted(value.name)} is {kind}: if it is the same for every frame, give it as "
+            f"inputs={{{value.name!r}: VALUE}}; token ids must be the indices of a Gather of a constant"
+        )
     for value in model.graph.input:
         if value.name in stored:
             continue
         if value.name in given:
             constants[value.name] = _constant(value, given[value.name])
-        elif value.type.tensor_type.elem_type not in FLOATS and not _is_token(model.graph, value):
-            kind = TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
-            raise NotImported(
-                f"input {quoted(value.name)} is {kind}: if it is the same for every frame, give it as "
-                f"inputs={{{value.name!r}: VALUE}}; token ids must be the indices of a Gather of a constant"
-            )
         else:
             varying[value.name] = value
     for name in given.keys() - constants.keys():
@@ -257,6 +257,13 @@ def _check_dims(model: onnx.ModelProto, dims: Mapping) -> None:
             known = f"it has {_names(sorted(symbols))}" if symbols else "all its sizes are fixed"
             raise NotImported(f"dims: no input has the open dimension {quoted(name)}; {known}")
         whole_number(size, f"dims[{name!r}]", 1)
+
+
+def undecided(model: onnx.ModelProto, given: Collection[str]) -> list[onnx.ValueInfoProto]:
+    """The inputs that are neither frames nor states, and were not given."""
+    known = {tensor.name for tensor in model.graph.initializer}.union(given)
+    others = [value for value in model.graph.input if value.name not in known]
+    return [v for v in others if v.type.tensor_type.elem_type not in FLOATS and not _is_token(model.graph, v)]
 
 
 def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:

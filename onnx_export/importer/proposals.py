@@ -1,4 +1,4 @@
-"""Sizes of open dimensions with which a file can be read that is refused with 1 in their place."""
+"""Sizes of open dimensions with which a file can be read that is refused with 1 in their place, and sampling rates."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from time import process_time
 
 import onnx
 
+from onnx_export.graph.constants import constant_node, stored_value
 from onnx_export.importer.dimensions import open_dimensions
+from onnx_export.importer.interface import undecided
 
 __all__ = ["proposals"]
 
 # Frames of audio at common rates, with and without context; bands of spectra; windows. The likely ones first.
 SIZES = (512, 576, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024, 513, 16, 10, 20, 30, 32, 50, 60, 100,
          8, 4, 2, 96, 192, 240, 384, 768, 800, 1280, 1536, 1600, 2048)  # fmt: skip
+RATES = 16000, 8000  # of speech
 SECONDS = 6.0  # of processor time
 MOST = 3
 
 
 def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) -> list[str]:
-    """Lines for a refusal: sizes of one open dimension, the others being 1, with which the file can be imported.
+    """Lines for a refusal: arguments with which the file can be imported.
 
-    The last names the sizes that were tried.
+    They are sizes of one open dimension, the others being 1; the last line names those that were tried. A file that
+    wants the value of an input gets one that the file compares it with, or a sampling rate if its name says so.
 
     Parameters
     ----------
@@ -31,24 +35,59 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     read : callable
         Raises an error if the file has no layers, or they do not compute what it does.
     """
+    until = process_time() + SECONDS
+    missing = [value.name for value in undecided(model, given["inputs"])]
+    if not missing:
+        return _sizes(model, given, read, until)
+    tried = []
+    for value in _values(model, missing[0]) if len(missing) == 1 else ():
+        more = given | {"inputs": given["inputs"] | {missing[0]: value}}
+        said = f"inputs={{{missing[0]!r}: {value}}}"
+        if _reads(read, more):
+            return [f"with {said} it has layers"]
+        *lines, tried = _sizes(model, more, read, until) or [""]
+        if lines:
+            return [*(line.replace("with ", f"with {said}, ", 1) for line in lines), tried]
+    return [tried] if tried else []
+
+
+def _sizes(model: onnx.ModelProto, given: dict, read: Callable[..., object], until: float) -> list[str]:
     stored = {tensor.name for tensor in model.graph.initializer}
     varying = {
         value.name: value
         for value in model.graph.input
         if value.name not in stored and value.name not in given["inputs"]
     }
-    until, lines, tried = process_time() + SECONDS, [], []
+    lines, tried = [], []
     labels = open_dimensions(varying, given["dims"])
     for size in SIZES:
         for label in labels:
             if len(lines) == MOST or process_time() > until:
                 return [*lines, f"sizes tried: {', '.join(map(str, dict.fromkeys(tried)))}"]
             tried.append(size)
-            try:
-                read(**given | {"dims": given["dims"] | {label: size}})
-            except MemoryError:
-                raise
-            except Exception:  # whatever the file, which is untrusted, does with this size
-                continue
-            lines.append(f"with dims={{{label!r}: {size}}} it has layers")
+            if _reads(read, given | {"dims": given["dims"] | {label: size}}):
+                lines.append(f"with dims={{{label!r}: {size}}} it has layers")
     return [*lines, f"sizes tried: {', '.join(map(str, SIZES))}"] if labels else []
+
+
+def _reads(read: Callable[..., object], given: dict) -> bool:
+    try:
+        read(**given)
+    except MemoryError:
+        raise
+    except Exception:  # whatever the file, which is untrusted, does with these
+        return False
+    return True
+
+
+def _values(model: onnx.ModelProto, name: str) -> list[int]:
+    """What an input of one integer may be."""
+    nodes = [node for node in model.graph.node if node.op_type == "Equal" and name in node.input]
+    compared = {other for node in nodes for other in node.input}
+    try:
+        stored = [stored_value(tensor) for tensor in model.graph.initializer if tensor.name in compared]
+        stored += [constant_node(node) for node in model.graph.node if compared.intersection(node.output)]
+        found = [int(value.item()) for value in stored if value is not None and value.size == 1]
+    except Exception:  # NumPy raises anything for tensors that are not as they say
+        found = []
+    return [*found, *(RATES if name == "sr" or "rate" in name.lower() else ())]

@@ -7,9 +7,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from click.testing import CliRunner
 from graphs import imported, node, normal, saved
 
+import cnorm
 import onnx_export
+from cnorm.tools.commands import commands
 from onnx_export.errors import NotImported
 from onnx_export.importer.command import as_options, import_file
 
@@ -124,9 +127,42 @@ def test_a_refusal_has_the_command_to_type(tmp_path, rng):
     assert shlex.split(typed) == ["cnorm", "import", path, "o.cnorm", *options]
 
 
-def test_no_sizes_are_tried_where_a_value_is_wanted(tmp_path, rng):
-    nodes = [node("Cast", "rate", "r", to=1), node("Mul", "x r", "y")]
-    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, "n"], "rate": [1]}, {"y": [1, "n"]}, {}, ids=("rate",))
-    with pytest.raises(NotImported, match=r"give it as inputs={'rate': VALUE}") as error:
-        imported(path)
+def scaled(path, name):
+    """A frame times an input of one integer."""
+    nodes = [node("Cast", name, "r", to=1), node("Mul", "x r", "y")]
+    return saved(path, nodes, {"x": [1, "n"], name: [1]}, {"y": [1, "n"]}, {}, ids=(name,))
+
+
+def test_no_value_is_guessed_but_a_rate(tmp_path, rng):
+    with pytest.raises(NotImported, match=r"give it as inputs={'gain': VALUE}") as error:
+        imported(scaled(tmp_path / "m.onnx", "gain"))
     assert "sizes tried" not in str(error.value)
+    assert "it has layers" not in str(error.value)
+    with pytest.raises(NotImported, match=r"with inputs={'sample_rate': 16000} it has layers"):
+        imported(scaled(tmp_path / "m.onnx", "sample_rate"))
+
+
+@pytest.mark.parametrize("as_node", [False, True])
+def test_a_value_is_one_that_the_file_compares_with(as_node, tmp_path, rng):
+    """With the size of an open dimension, as of Silero's file; the command of the refusal imports the file."""
+    nodes = [
+        node("Equal", "mode seven", "is"), node("Where", "is K L", "kernel"),
+        node("Conv", "x kernel", "a", strides=[8]), node("Reshape", "a row", "r"), node("Gemm", "r V", "y"),
+    ]  # fmt: skip
+    tensors = {"K": normal(rng, 6, 1, 9), "L": normal(rng, 6, 1, 9), "seven": np.int64(7)}
+    tensors |= {"row": np.array([1, 24]), "V": normal(rng, 24, 2)}
+    if as_node:
+        value = onnx.numpy_helper.from_array(tensors.pop("seven"))
+        nodes.insert(0, node("Constant", "", "seven", value=value))
+        del nodes[0].input[:]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, "n"], "mode": []}, {"y": [1, 2]}, tensors, ids=("mode",))
+    with pytest.raises(NotImported, match=r"with inputs={'mode': 7}, dims={'n': 40} it has layers"):
+        imported(path)
+    given = {"inputs": {}, "states": {}, "dims": {}, "frames": [], "outputs": []}
+    out = str(tmp_path / "o.cnorm")
+    with pytest.raises(NotImported, match=r"  to type: (cnorm import .*)\n") as error:
+        import_file(None, str(path), out, weights=None, smallest=None, npz=None, table=False, **given)
+    typed = shlex.split(re.search(r"to type: (.*)", str(error.value))[1])
+    assert typed == ["cnorm", "import", str(path), out, "--input", "mode=7", "--dim", "n=40"]
+    assert CliRunner().invoke(commands, typed[1:]).exit_code == 0
+    assert cnorm.load(out).input_size == 40
