@@ -212,9 +212,12 @@ def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers, kind: int) -
             cell, key = numbers[name]
             order = np.argsort(cell.new[key])  # the operator's, row by row
             shape = [1, -1, next((a.i for a in node.attribute if a.name == "hidden_size"), order.size)]
+            halves = 2 if any(a.name == "direction" and a.s == b"bidirectional" for a in node.attribute) else 1
             nodes[index:index] = [
                 *_picked(f"{name}_in", f"{name}/outside", order, shape),
-                _cast(f"{name}/outside", f"{name}/start", inside),
+                _cast(f"{name}/outside", f"{name}/half", inside),
+                # a second half, which no cell of the model is, starts there, too
+                helper.make_node("Concat", [f"{name}/half"] * halves, [f"{name}/start"], axis=0),
             ]
             node.input[5 + offset] = f"{name}/start"
             given = node.output[1 + offset] or f"{name}/last"

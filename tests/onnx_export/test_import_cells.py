@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from cells import EPS, random_cell
+from graphs import imported, node, normal, saved
 
 import cnorm
 import onnx_export
@@ -75,3 +76,25 @@ def test_a_stack_is_read_back(how, tmp_path):
     found = read_back(cnorm.Model(layers), how, tmp_path / "stack.onnx")
     assert [one.kind for one in found] == [one.kind for one in layers]
     assert [equations(found[at]) for at in (0, 2)] == [equations(first), equations(second)]
+
+
+HALVES = [(kind, 0, start) for kind in ("LSTM", "GRU", "RNN") for start in (False, True)]
+
+
+@pytest.mark.parametrize(("kind", "half", "start"), [*HALVES, ("GRU", 1, False)])
+def test_the_first_half_of_both_directions_is_a_cell(kind, half, start, tmp_path, rng):
+    """Over an open number of steps, from zeros or a stored state; the other half is refused by name."""
+    rows, stored = {"LSTM": 20, "GRU": 15, "RNN": 5}[kind], ["h", "c"][: 1 + (kind == "LSTM")] if start else []
+    tensors = {"W": normal(rng, 2, rows, 3), "R": normal(rng, 2, rows, 5), "half": np.array(half)}
+    tensors |= {name: normal(rng, 2, 1, 5) for name in stored}
+    nodes = [node(kind, "x W R", "Y", hidden_size=5, direction="bidirectional"), node("Gather", "Y half", "y", axis=1)]
+    nodes[0].input.extend(["", "", *stored] if start else [])
+    path = saved(tmp_path / "m.onnx", nodes, {"x": ["T", 1, 3]}, {"y": ["T", 1, 5]}, tensors)
+    if half:
+        with pytest.raises(ValueError, match="a cell that reads the sequence from its end only"):
+            imported(path)
+        return
+    found = imported(path)
+    assert found.report.ok
+    x = rng.standard_normal((9, 3)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
