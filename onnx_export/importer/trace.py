@@ -323,6 +323,10 @@ class Trace:
         pads = np.asarray(attributes["pads"], np.int64) if "pads" in attributes else np.asarray(numbers[1], np.int64)
         fill = attributes.get("value", numbers[2] if len(numbers) > 2 and numbers[2] is not None else 0.0)
         axes = [numbers[3]] if len(numbers) > 3 and numbers[3] is not None else []
+        along = np.ravel(axes[0]).tolist() if axes else range(numbers[0].ndim)
+        for axis, cut in zip(along, np.reshape(pads, (2, -1)).sum(0).tolist(), strict=True):
+            if (size := numbers[0].shape[axis]) + cut < 0:
+                raise Cannot(f"its negative pads cut {-cut} elements off axis {axis}, which has {size}")
         value = self.lift(np.asarray(fill, np.float32).reshape(1), describe(node)).numbers[0]
         names = ["x", "pads", "fill", "axes"][: 3 + len(axes)]
         padded = helper.make_node("Pad", names, node.output, mode=mode)
@@ -339,7 +343,8 @@ class Trace:
             raise Cannot(str(error)) from None
         most = MAX_NUMBERED if numbered else MAX_ELEMENTS
         if size > most:
-            raise Cannot(f"its results have {size:.3g} elements, the limit is {most}")
+            how_many = f"{size:.3g}" if np.isfinite(size) else "any number of"
+            raise Cannot(f"its results have {how_many} elements, the limit is {most}")
 
     def _opset_of(self, node: onnx.NodeProto) -> int:
         """The version of the operator that is run: `_padded` writes a Pad of opset 13."""

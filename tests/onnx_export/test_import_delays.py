@@ -159,3 +159,22 @@ def test_a_delay_beyond_what_can_be_compared(tmp_path):
     nodes, weights = delay(20_001, "y")
     with pytest.raises(NotImported, match="20000 frames can be compared"):
         imported(file(tmp_path / "m.onnx", nodes, weights))
+
+
+@pytest.mark.parametrize(("pads", "says"), [
+    ([0, 0, 0, 0, -2, 0], "axis 1, which has 1"), ([0, -2, 0, 0, 0, 0], "axis 1, which has 1"),
+    ([0, 0, -1, 0, 0, -4], "axis 2, which has 3"),
+])  # fmt: skip
+def test_pads_that_cut_off_more_than_there_is(pads, says, tmp_path):
+    """Some frames at the end of as many as there are, and elements."""
+    weights = {"pads": np.array(pads)}
+    with pytest.raises(NotImported, match=rf"Pad 'y': its negative pads cut {-sum(pads)} elements off {says}\n"):
+        imported(file(tmp_path / "m.onnx", [node("Pad", "x pads", "y")], weights), check=False)
+
+
+def test_negative_pads_in_the_frame_by_axes(tmp_path):
+    weights = {"pads": np.array([-1, -1]), "zero": np.float32(0), "axes": np.array([-1])}
+    nodes = [node("Pad", "x pads zero axes", "y")]
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, 5]}, {"y": [1, 3]}, weights, opset=18))
+    x = np.arange(10, dtype=np.float32).reshape(2, 5)
+    assert found.model.run(x).tolist() == x[:, 1:4].tolist()
