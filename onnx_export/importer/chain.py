@@ -12,7 +12,7 @@ import cnorm
 from onnx_export.importer.activations import activation
 from onnx_export.importer.affine import affine
 from onnx_export.importer.cell_layers import of_operator, of_written
-from onnx_export.importer.cells import written_cell
+from onnx_export.importer.cells import Found, written_cell
 from onnx_export.importer.convolutions import Lags, in_frame, over_time, unfolding
 from onnx_export.importer.delays import Delays
 from onnx_export.importer.elements import Block, Cannot, Elements
@@ -20,7 +20,7 @@ from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
 from onnx_export.importer.linear_cells import linear_recurrence
 from onnx_export.importer.norms import written_norm
 from onnx_export.importer.operators_of_cells import Scan
-from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of, turned
+from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of, turned, written_cells
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -378,9 +378,17 @@ class Chain:
         if len(owners) == 1 and (found := written_cell(self.trace, numbers, self.old)):
             layer, cell = of_written(found), Cell(found.new, found.old)
             return (lambda to: to.cell(layer, cell)), [found.x]
+        if len(owners) == 1 and (at_positions := written_cells(self.trace, numbers, self.old)):
+            return self._written_at_positions(numbers, *at_positions)
         if len(owners) == 1 and (made := linear_recurrence(self.trace, numbers, self.old)):
             return (lambda to: to.cell(*made[:2])), [made[2]]
         return None
+
+    def _written_at_positions(self, numbers, found: Found, positions: int) -> tuple[Link, list[np.ndarray]]:
+        place = {number: at for at, number in enumerate(found.new["h"].tolist())}
+        order = np.array([place[number] for number in numbers.tolist()])
+        layer, cell = of_written(found), Cell(found.new, found.old)
+        return (lambda to: to.per_position(layer, positions, cell, order)), [found.x]
 
     def _node_cell(self, nodes: list[Block]) -> tuple[Link, list[np.ndarray]]:
         x = nodes[0].operands[0].ravel()

@@ -199,10 +199,13 @@ class Joined:
         self.add(layer)
         self.cells.append(cell)
 
-    def per_position(self, made, positions: int, cell: Cell) -> None:
+    def per_position(self, made, positions: int, cell: Cell, order: np.ndarray | None = None) -> None:
+        """A cell for each position, and of all outputs those of `order`."""
         self._flush()
         self.add(cnorm.PerPosition(self._cell_layer(made), positions=positions))
         self.cells.append(cell)
+        if order is not None:
+            self.take(order)
 
     def over_positions(self, made: list, positions: int, reverse: bool) -> None:
         self._flush()

@@ -6,16 +6,18 @@ in the layer's order first, and put in the file's order by a move that costs not
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 import cnorm
+from onnx_export.importer.cells import Found, written_cell
 from onnx_export.importer.elements import Block
 from onnx_export.importer.frames import rows_of
 from onnx_export.importer.operators_of_cells import Scan
 
-__all__ = ["Orders", "linear", "rows_apart", "scans_of", "turned"]
+__all__ = ["Orders", "linear", "rows_apart", "scans_of", "turned", "written_cells"]
 
 MAX_ROWS = 512  # that are normalised one by one
 
@@ -66,6 +68,45 @@ def linear(trace, numbers: np.ndarray) -> tuple[cnorm.PerPosition, np.ndarray] |
     bias = offset[:, 0].astype(np.float32) if offset.any() else None
     layer = cnorm.Linear((weight * factor[:, :1]).astype(np.float32), bias)
     return cnorm.PerPosition(layer, positions=len(rows)), rows.T.ravel()
+
+
+def written_cells(trace, numbers: np.ndarray, old: Mapping[int, int]) -> tuple[Found, int] | None:
+    """A cell at each position, written out for all of them at once, whose new h are some elements; None for others.
+
+    A product of several rows says which old h belong to one position. The numbers of `Found` are those of all
+    positions, in the order of the layer, [units, positions].
+    """
+    new = {old.get(number): number for number in numbers.tolist()}
+    if None in new:
+        return None
+    for block in trace.blocks:
+        rows = block.operands[0] if block.op == "product" else np.empty((0, 0), np.int64)
+        if len(rows) < 2 or rows.size != len(new) or set(rows.ravel().tolist()) != new.keys():
+            continue
+        cells: list[Found] = []
+        for row in rows.tolist():
+            cell = written_cell(trace, np.array([new[number] for number in row]), old)
+            if cell is None or not _is_same(cell, (cells or [cell])[0]):
+                break
+            cells.append(cell)
+        if len(cells) == len(rows):
+            return _together(cells), len(cells)
+    return None
+
+
+def _together(cells: list[Found]) -> Found:
+    def joined(parts) -> np.ndarray:
+        return np.stack(list(parts), axis=1).ravel()
+
+    old, new = ({name: joined(one[name] for one in each) for name in each[0]}
+                for each in ([cell.old for cell in cells], [cell.new for cell in cells]))  # fmt: skip
+    return replace(cells[0], x=joined(cell.x for cell in cells), old=old, new=new)
+
+
+def _is_same(cell: Found, other: Found) -> bool:
+    """Whether two cells are one but for what they read."""
+    fixed = [(each.kind, each.fields, each.eps, len(each.x), each.parts.keys()) for each in (cell, other)]
+    return fixed[0] == fixed[1] and all(np.array_equal(part, other.parts[name]) for name, part in cell.parts.items())
 
 
 def rows_apart(trace, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

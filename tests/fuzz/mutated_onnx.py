@@ -106,7 +106,7 @@ def _stripped(model: cnorm.Model, **options) -> bytes:
 def _frames(path: Path) -> Iterator[bytes]:
     """Layers of frames [channels, positions], node by node and as we export them."""
     rng = np.random.default_rng(0)
-    yield _stripped(cnorm.Model(models.frame_layers(rng)[:6]))  # cells at positions that we write out do not load
+    yield _stripped(cnorm.Model(models.frame_layers(rng)[:7]))  # the next is a cell over positions, written out
     for write, options in (
         (positions.cached, {"groups": 2, "dilation": 2}),
         (positions.cached, {"transposed": True}),

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from cells import random_cell
 from graphs import imported, node, normal, saved
 
 import cnorm
+import onnx_export
 from onnx_export.importer.selecting import box
 
 MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
@@ -278,6 +281,39 @@ def test_a_cell_for_each_position(kind, tmp_path, rng):
     assert [one for one in made if one in ("PerPosition", "LayerNorm", "Add")] == [
         "PerPosition", "PerPosition", "LayerNorm", "Add",
     ]  # fmt: skip
+
+
+def written_per_position(rng, preset, form="step"):
+    """A cell with a state for each position as we write it out, behind a convolution, without our description."""
+    cell = cnorm.PerPosition(random_cell(preset, rng, CHANNELS, UNITS)[0], positions=POSITIONS)
+    before = cnorm.Conv1d(normal(rng, CHANNELS, 2, 3), positions=POSITIONS, padding=1)
+    exported = onnx_export.export(cnorm.Model([before, cell]), form=form)
+    del exported.metadata_props[:]
+    return exported
+
+
+@pytest.mark.parametrize("form", ["step", "sequence"])
+@pytest.mark.parametrize("preset", [("LSTM", "torch"), ("GRU", "torch"), ("RNN", "torch"), ("LSTM", "ba2016")], ids=str)
+def test_a_cell_for_each_position_that_is_written_out(preset, form, tmp_path, rng):
+    """All positions are rows of the same products, and of the same norms."""
+    onnx.save(written_per_position(rng, preset, form), tmp_path / "m.onnx")
+    found = imported(tmp_path / "m.onnx")
+    assert [one for one in checked(found, rng) if one != "Permute"] == ["Conv1d", "PerPosition"]
+    assert found.model.layers[-1].layer.kind == preset[0]
+
+
+def test_a_position_whose_cell_is_another_is_refused(tmp_path, rng):
+    """A bias that the gates of one position have besides."""
+    model = written_per_position(rng, ("LSTM", "torch"))
+    more = np.zeros((POSITIONS, 4 * UNITS), np.float32)
+    more[2, 1] = 0.25
+    model.graph.initializer.append(onnx.numpy_helper.from_array(more, "more"))
+    at, split = next((at, one) for at, one in enumerate(model.graph.node) if one.op_type == "Split")
+    model.graph.node.insert(at, node("Add", f"{split.input[0]} more", "others"))
+    split.input[0] = "others"
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match="the input 'h0_in' is no frame, and no cell or convolution reads it"):
+        imported(tmp_path / "m.onnx")
 
 
 def test_states_of_positions_that_are_given_back_in_another_order_are_refused(tmp_path, rng):
