@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import streamed_layers
+from models import frame_layers, streamed_layers
 from recordings import recordings
 
 import cnorm
@@ -33,7 +33,7 @@ def needs(tool):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with recorded frames, the packed demo and a model with each kind of layer."""
+    """A folder with recorded frames, the packed demo and models with each kind of layer."""
     folder = tmp_path_factory.mktemp("data")
     for name, model in models().items():
         model.save_packed(folder / f"{name}.cnorm")
@@ -93,16 +93,19 @@ def run(command, **keywords):
 
 
 def frames():
-    return np.concatenate(recordings()[0])[:200].astype("<f4")
+    return np.concatenate(recordings()[0])[:175].astype("<f4")  # whole frames of 12, 5 and 21 numbers
 
 
 def models():
-    layers = streamed_layers(np.random.default_rng(7))
-    every_layer = cnorm.Model(layers, ("scaled", "last"))
+    rng = np.random.default_rng(7)
+    every_layer = cnorm.Model(streamed_layers(rng), ("scaled", "last"))
+    of_positions = cnorm.Model(frame_layers(rng))
     return {
         "demo": cnorm.demo_model(),
         "layers": every_layer,
         "layers_int8": every_layer.with_weights("int8", smallest=1),
+        "positions": of_positions,
+        "positions_int8": of_positions.with_weights("int8", smallest=1),
     }
 
 
