@@ -1,14 +1,22 @@
-"""cnorm.hpp and cnorm_norms.hpp: objects that were moved from, errors, and the norms."""
+"""cnorm.hpp and cnorm_norms.hpp: objects that were moved from, errors, the norms, and the example in C++."""
 
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import cells
+import models
+import numpy as np
 import pytest
 
 import cnorm
+import onnx_export
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "models"
+PUBLIC = ROOT.parent / "shared" / "data" / "models" / "gtcrn_simple.onnx"
 STATUS_OF = r"""
 #include <cnorm.hpp>
 
@@ -247,15 +255,102 @@ int main()
 )
 
 
-@pytest.mark.exhaustive(one_in=4)
-@pytest.mark.parametrize("flags", [[], ["-fsanitize=address,undefined"]], ids=["plain", "sanitized"])
-@pytest.mark.parametrize("program", [PROGRAM, NORMS], ids=["streams", "norms"])
-def test_programs(program, flags, tmp_path):
+FLAGS = pytest.mark.parametrize("flags", [[], ["-fsanitize=address,undefined"]], ids=["plain", "sanitized"])
+
+
+def compiled(source, out, flags):
+    """A program of C++ with the objects of the build."""
     objects = sorted((ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}" / "src").rglob("*.o"))
     assert objects, "build the project first"
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", *flags]
+    command += [f"-I{ROOT / 'src' / 'include'}", source, *objects, "-lm", "-o", out]
+    subprocess.run(command, check=True)
+    return out
+
+
+@pytest.mark.exhaustive(one_in=4)
+@FLAGS
+@pytest.mark.parametrize("program", [PROGRAM, NORMS], ids=["streams", "norms"])
+def test_programs(program, flags, tmp_path):
     cnorm.demo_model().save_packed(tmp_path / "demo.cnorm")
     (tmp_path / "program.cpp").write_text(program)
-    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", *flags]
-    command += [f"-I{ROOT / 'src' / 'include'}", tmp_path / "program.cpp", *objects, "-lm", "-o", tmp_path / "program"]
-    subprocess.run(command, check=True)
-    subprocess.run([tmp_path / "program", tmp_path / "demo.cnorm"], check=True)
+    subprocess.run(
+        [compiled(tmp_path / "program.cpp", tmp_path / "program", flags), tmp_path / "demo.cnorm"], check=True
+    )
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The module of examples/models by name."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return importlib.import_module
+
+
+def spectral_model(path, rng):
+    """A model between spectra of 257 frequencies, packed: what is noise to it fades, what is not stays."""
+    gru = cnorm.GRU(cells.random_weights(cnorm.PRESETS["GRU", "torch"], rng, 514, 16), preset="torch")
+    gates = [gru, models.random_linear(rng, 16, 514), cnorm.Activation("sigmoid"), cnorm.Multiply("input")]
+    cnorm.Model(gates).save_packed(path)
+    return path
+
+
+@pytest.mark.exhaustive(one_in=2)
+@FLAGS
+def test_denoise(flags, example, tmp_path, rng):
+    """The samples of denoise.py but for the rounding of the transforms, and Python's bits; in pieces the same."""
+    denoise, audio = example("denoise"), example("audio")
+    path = spectral_model(tmp_path / "m.cnorm", rng)
+    if PUBLIC.exists() and not flags:
+        path = tmp_path / "gtcrn.cnorm"
+        onnx_export.load(PUBLIC, check=False).save_packed(path)
+    program = compiled(EXAMPLES / "denoise.cpp", tmp_path / "denoise", flags)
+    noisy = 0.2 * rng.standard_normal(40 * denoise.HOP + 100).astype(np.float32)
+    first = 17 * denoise.HOP
+    for name, samples in {"whole": noisy, "a": noisy[:first], "b": noisy[first:]}.items():
+        audio.write_wav(tmp_path / f"{name}.wav", samples, denoise.RATE)
+        files = [f"{name}.wav", f"{name}_out.wav", "whole_state" if name == "whole" else "state"]
+        subprocess.run([program, path, *files, f"{name}_frames"], cwd=tmp_path, check=True)
+    x, y = np.fromfile(tmp_path / "whole_frames", "<f4").reshape(40, 2, 514).swapaxes(0, 1)
+    stream = cnorm.load(path).stream()
+    np.testing.assert_array_equal(stream.process(x), y)
+    assert (tmp_path / "whole_state").read_bytes().startswith(stream.save())
+    whole, *pieces = (audio.read_wav(tmp_path / f"{name}_out.wav", denoise.RATE) for name in ("whole", "a", "b"))
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    assert (tmp_path / "whole_state").read_bytes() == (tmp_path / "state").read_bytes()
+    _, expected = denoise.denoise(denoise.Denoiser(path), audio.read_wav(tmp_path / "whole.wav", denoise.RATE))
+    audio.write_wav(tmp_path / "expected.wav", expected, denoise.RATE)
+    off = audio.read_wav(tmp_path / "expected.wav", denoise.RATE) - whole
+    assert np.abs(off).max() <= 1 / 32768  # both cut off what is less than a step of 16 bits
+    assert np.abs(whole).max() > 0.01
+
+
+@pytest.mark.exhaustive(one_in=2)
+@FLAGS
+def test_denoise_refuses(flags, example, tmp_path, rng):
+    """Files that are cut off or of another kind, and states of another model."""
+    audio = example("audio")
+    program = compiled(EXAMPLES / "denoise.cpp", tmp_path / "denoise", flags)
+    path = spectral_model(tmp_path / "m.cnorm", rng)
+    audio.write_wav(tmp_path / "in.wav", np.zeros(1000), 16000)
+    audio.write_wav(tmp_path / "slow.wav", np.zeros(1000), 8000)
+    for size in (0, 3, 13, 30):
+        (tmp_path / f"{size}.wav").write_bytes((tmp_path / "in.wav").read_bytes()[:size])
+    cnorm.demo_model().save_packed(tmp_path / "demo.cnorm")
+    (tmp_path / "short").write_bytes(bytes(100))
+    (tmp_path / "other").write_bytes(cnorm.demo_model().stream().save() + bytes(4096))
+    right = [path, "in.wav", "out.wav"]
+    for arguments, says in (
+        ([path, "slow.wav", "out.wav"], "16000 Hz and 16 bits are wanted"),
+        *(([path, f"{size}.wav", "out.wav"], "no WAV file" if size < 12 else "no samples") for size in (0, 3, 13, 30)),
+        (["demo.cnorm", "in.wav", "out.wav"], "514 inputs and outputs"),
+        (["in.wav", "in.wav", "out.wav"], "not a packed model"),
+        ([*right, "short"], "the state is too short"),
+        ([*right, "other"], "restore: "),
+        ([path], "usage: "),
+    ):
+        done = subprocess.run([program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done
+        assert re.search(says, done.stderr), done.stderr
+    assert not (tmp_path / "out.wav").exists()
+    subprocess.run([program, *right], cwd=tmp_path, check=True)
