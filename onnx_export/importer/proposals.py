@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import process_time
 
 import onnx
@@ -17,7 +20,7 @@ __all__ = ["proposals"]
 SIZES = (512, 576, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024, 513, 16, 10, 20, 30, 32, 50, 60, 100,
          8, 4, 2, 96, 192, 240, 384, 768, 800, 1280, 1536, 1600, 2048)  # fmt: skip
 RATES = 16000, 8000  # of speech
-SECONDS = 6.0  # of processor time
+SECONDS = 6.0  # of processor time in which sizes are tried; the last may take as long again
 MOST = 3
 
 
@@ -43,7 +46,7 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     for value in _values(model, missing[0]) if len(missing) == 1 else ():
         more = given | {"inputs": given["inputs"] | {missing[0]: value}}
         said = f"inputs={{{missing[0]!r}: {value}}}"
-        if _reads(read, more):
+        if _reads(read, more, until):
             return [f"with {said} it has layers"]
         *lines, tried = _sizes(model, more, read, until) or [""]
         if lines:
@@ -65,19 +68,39 @@ def _sizes(model: onnx.ModelProto, given: dict, read: Callable[..., object], unt
             if len(lines) == MOST or process_time() > until:
                 return [*lines, f"sizes tried: {', '.join(map(str, dict.fromkeys(tried)))}"]
             tried.append(size)
-            if _reads(read, given | {"dims": given["dims"] | {label: size}}):
+            if _reads(read, given | {"dims": given["dims"] | {label: size}}, until):
                 lines.append(f"with dims={{{label!r}: {size}}} it has layers")
     return [*lines, f"sizes tried: {', '.join(map(str, SIZES))}"] if labels else []
 
 
-def _reads(read: Callable[..., object], given: dict) -> bool:
+def _reads(read: Callable[..., object], given: dict, until: float) -> bool:
     try:
-        read(**given)
+        with _interrupted(until + SECONDS):
+            read(**given)
     except MemoryError:
         raise
     except Exception:  # whatever the file, which is untrusted, does with these
         return False
     return True
+
+
+@contextmanager
+def _interrupted(until: float) -> Iterator[None]:
+    """Raise TimeoutError at some processor time, if signals can be handled: else the reasons could come too late."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGPROF, _late)
+    try:
+        signal.setitimer(signal.ITIMER_PROF, max(until - process_time(), 1e-3))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _late(*_) -> None:
+    raise TimeoutError
 
 
 def _values(model: onnx.ModelProto, name: str) -> list[int]:

@@ -1,6 +1,7 @@
 """`load` of the same networks in other forms: rows first, frames as rows, narrow ids; and of rounded files."""
 
 import re
+from time import process_time
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_export
 from onnx_export.float64 import widen
+from onnx_export.importer import proposals
 
 SIZE, UNITS, TOKENS = 4, 6, 9
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -120,6 +122,21 @@ def test_a_refusal_names_sizes_that_are_read(symbol, tmp_path, rng):
     assert str(error.value).count("it has layers") == 1
     assert re.search(r"sizes tried: 512, 576, [\d, ]*\b40\b", str(error.value))
     assert imported(path, dims={label: 40}).report.ok
+
+
+def test_a_size_that_takes_too_long_is_given_up(monkeypatch):
+    """The reasons of the refusal are told; later nothing is interrupted."""
+    monkeypatch.setattr(proposals, "SECONDS", 0.05)
+    graph = helper.make_graph([], "g", [helper.make_tensor_value_info("x", 1, ["T"])], [])
+    given = {"inputs": {}, "dims": {}}
+    assert proposals.proposals(helper.make_model(graph), given, lambda **more: spin(30.0)) == ["sizes tried: 512"]
+    spin(0.2)
+
+
+def spin(seconds):
+    until = process_time() + seconds
+    while process_time() < until:
+        pass
 
 
 @pytest.mark.parametrize("states", [True, False])
