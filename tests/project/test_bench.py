@@ -381,11 +381,11 @@ def test_training_is_measured_and_printed(tmp_path, capfd, monkeypatch):
     assert "50 steps" in printed
 
 
-def linear_file(path):
-    """A file that no `export` wrote, of one product; its weight."""
+def linear_file(path, size=8):
+    """A file that no `export` wrote, of one product, with its declared size of x; its weight."""
     weight = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     node = onnx.helper.make_node("MatMul", ["frame", "w"], ["out"])
-    value = [onnx.helper.make_tensor_value_info(name, 1, [1, n]) for name, n in (("frame", 8), ("out", 4))]
+    value = [onnx.helper.make_tensor_value_info(name, 1, [1, n]) for name, n in (("frame", size), ("out", 4))]
     graph = onnx.helper.make_graph([node], "g", value[:1], value[1:], [onnx.numpy_helper.from_array(weight, "w")])
     opset = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), path)
@@ -406,9 +406,10 @@ def test_errors_of_single_steps_of_files(tmp_path, capsys):
 @pytest.mark.exhaustive
 def test_models_of_a_folder_are_measured_and_printed(tmp_path, capfd):
     """A file of another program beside one that is no model; onnxruntime steps the file itself."""
-    linear_file(tmp_path / "linear.onnx")
+    linear_file(tmp_path / "linear.onnx", None)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
-    document = bench.run("models", out_dir=tmp_path, folder=str(tmp_path), seconds=0.001)
+    dims = {"frame:1": 8, "of another file": 3}
+    document = bench.run("models", out_dir=tmp_path, folder=str(tmp_path), dims=dims, seconds=0.001)
     check_surroundings(document, "models")
     records = {r["contender"]: r for r in document["records"]}
     assert records.keys() == {"cnorm", "onnxruntime, run()", "onnxruntime, IO binding"}
