@@ -12,11 +12,13 @@ import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from cnorm.cells.functions import OF_CELLS, function_of_cell
 from onnx_export.importer.affine import Affine, affine
+from onnx_export.importer.bends import at_bends
 from onnx_export.importer.cell_parts import Found, Leaf, NoCellError, assembled
 from onnx_export.importer.frames import ancestors, depending
 from onnx_export.importer.normed_rows import Normed, normed
@@ -35,6 +37,8 @@ MOST_PROBED = 1 << 15  # elements of the many for each vector
 SATURATING = 30.0  # of every function without a limit that is stored
 UNLIMITED = 1e30  # a larger limit is none
 TOLERANCE = 1e-7  # relative, of float64 steps whose weights and eps are those of the file
+EXACT = {"tanh", "sigmoid", "relu", "softplus", "silu", "exp", "square", "abs"}  # without numbers that are fitted
+ROUNDED = 1e-12  # of steps with these alone
 
 
 def written_cell(trace, h: np.ndarray, old: Mapping[int, int]) -> Found | None:
@@ -133,7 +137,8 @@ class _Reading:
                     break
                 outer["weight_p"], outer["bias_p"] = form.weight, form.bias
                 return form.terms, outer
-            if len(form.terms) != len(h) or form.bias.any() or not np.allclose(form.weight.max(1), 1, rtol=1e-6):
+            rounded = 2.0**-23 if "zoneout" in outer else 0  # of two factors in float32 whose sum is 1
+            if len(form.terms) != len(h) or form.bias.any() or (np.abs(form.weight.max(1) - 1) > rounded).any():
                 break
             if np.array_equal(form.terms, h):
                 break
@@ -330,14 +335,32 @@ def _probes(reading: _Reading, old, new, rows: int, scales) -> _Probes:
         return rng.standard_normal((rows, columns)) * rng.choice(scales, (rows, 1))
 
     p = [some(reading.units) for _ in reading.leaves]
-    h, c = some(len(reading.before)), some(reading.units)
+    return _made(reading, old, new, [*p, some(len(reading.before)), some(reading.units)])
+
+
+def _given(reading: _Reading, old, vectors) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The numbers and values of pre-activations, old h and old c."""
+    *p, h, c = vectors
     given = [(leaf.numbers, values) for leaf, values in zip(reading.leaves, p, strict=True)]
     values = {leaf.numbers.tobytes(): one for leaf, one in zip(reading.leaves, p, strict=True)}
     given += [(numbers, -values[leaf.tobytes()]) for numbers, leaf in reading.negatives]
-    given += [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
+    return given + [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
+
+
+def _made(reading: _Reading, old, new, vectors) -> _Probes:
+    """What the file makes of pre-activations, old h and old c."""
+    *p, h, c = vectors
+    given = _given(reading, old, vectors)
     wanted = np.concatenate([reading.core, *([new["c"]] if "c" in new else [])])
     values = evaluate(reading.trace, wanted, given)
     return _Probes(p, h, c, values[:, : reading.units], values[:, reading.units :], given)
+
+
+def _bends(reading: _Reading, old, new, probes: _Probes) -> _Probes:
+    """Probes where the functions of the file bend."""
+    vectors = [each[:1] for each in (*probes.p, probes.h, probes.c)]
+    results = [reading.core, *([new["c"]] if "c" in new else [])]
+    return _made(reading, old, new, at_bends(reading.trace, results, vectors, partial(_given, reading, old)))
 
 
 def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Normed | None]]:
@@ -348,9 +371,10 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
     rows = min(MOST_PROBES, max(PROBES, MOST_PROBED // reading.units))
     try:
         few, many = (_probes(reading, old, new, *each) for each in ((PROBES, [2.0]), (rows, scales)))
+        bends = _bends(reading, old, new, few)
     except Unknown:
         return
-    tried = [few, many] if reading.limits else [few]  # parameters are fitted: far from 0 their rounding shows
+    tried = [few, *([many] if reading.limits else []), bends]  # parameters are fitted: far from 0 their rounding shows
     count = 0
     for kind, gates, fields, norm in _candidates(reading, clips, "c" in old):
         for state, gate in itertools.product(functions, functions if kind != "RNN" else ["sigmoid"]):
@@ -371,14 +395,15 @@ def _agrees(reading: _Reading, probes: _Probes, kind: str, chosen: dict[str, int
     p = {name: probes.p[at] for name, at in chosen.items()}
     made = step(kind, p, probes.h, probes.c, fields, norm and norm.of)
     pairs = [(made[0], probes.h_new)] + ([(made[1], probes.c_new)] if kind == "LSTM" else [])
-    if not all(_same(*pair) for pair in pairs):
+    exact = norm is None and {fields["activation"], fields.get("recurrent_activation", "sigmoid")} <= EXACT
+    if not all(_same(*pair, ROUNDED if exact else TOLERANCE) for pair in pairs):
         return False
     leaves = {name: reading.leaves[at] for name, at in chosen.items()}
     return kind != "GRU" or _resets(reading, leaves, fields, p, probes.h, probes.given)
 
 
-def _same(a, b) -> bool:
-    return a.shape == b.shape and bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
+def _same(a, b, tolerance: float = TOLERANCE) -> bool:
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
 def _resets(reading, chosen, fields, p, h, known) -> bool:
