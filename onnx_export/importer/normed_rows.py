@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from onnx_export.importer.elements import Block
 from onnx_export.importer.values import Unknown, evaluate
 
 __all__ = ["Normed", "normed"]
@@ -14,6 +16,11 @@ MAX_PARTS = 400  # of blocks that are walked
 PROBES = 12
 SCALES = 10.0 ** -np.arange(0, 9)
 LARGE = 1e5  # deviation of the probes that make eps invisible
+# What norms are made of: nothing that bends or is steep in a narrow part, so that probes show it everywhere.
+ROOTS = {"root", "reciprocal", "divide"}
+STATISTICS = {"mean", "sum"}
+OF_STATISTICS = {"add", "subtract", "multiply", "square", "scale", "shift", *ROOTS}
+SMOOTH = {"norm", *STATISTICS, *OF_STATISTICS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +43,42 @@ class Normed:
 def normed(trace, numbers: np.ndarray, weight: np.ndarray) -> Normed | None:
     """weight [n, terms] times some elements [terms] as a norm of one row; None if it is none."""
     for row in _sources(trace, numbers):
-        if len(row) > 1 and (one := _fitted(trace, numbers, weight, row)):
+        if len(row) > 1 and _is_smooth(trace, numbers, row) and (one := _fitted(trace, numbers, weight, row)):
             return one
     return None
+
+
+def _is_smooth(trace, numbers: np.ndarray, row: np.ndarray) -> bool:
+    """Whether elements are made of a row by sums and products, and by roots and quotients of its statistics."""
+    return all(
+        block.op in SMOOTH and (block.op not in ROOTS or _is_positive(trace, operands[-1]))
+        for block, _, operands in _between(trace, numbers, row, ())
+    )
+
+
+def _is_positive(trace, numbers: np.ndarray) -> bool:
+    """Whether elements are statistics with factors and offsets that are not below 0, as eps is."""
+    return all(
+        block.op in STATISTICS
+        or (block.op in OF_STATISTICS and all((value[at] >= 0).all() for value in block.constants.values()))
+        for block, at, _ in _between(trace, numbers, numbers[:0], STATISTICS)
+    )
+
+
+def _between(trace, numbers: np.ndarray, row: np.ndarray, last) -> Iterator[tuple[Block, np.ndarray, list[np.ndarray]]]:
+    """The blocks behind some elements up to a row and the operators `last`: each, its elements, and what they read."""
+    seen, waiting = set(), [numbers]
+    while waiting:
+        part = np.setdiff1d(waiting.pop(), row)
+        for block in trace.owners(part):
+            at = part[(part >= block.first) & (part < block.first + block.size)] - block.first
+            if block.op == "constant" or (key := (block.first, at.tobytes())) in seen:
+                continue
+            seen.add(key)
+            rows = np.unique(at // (block.size // len(block.operands[0]))) if block.operands else at
+            operands = [operand[rows].ravel() for operand in block.operands]
+            yield block, at, operands
+            waiting += [] if block.op in last else operands
 
 
 def _sources(trace, numbers) -> list[np.ndarray]:
