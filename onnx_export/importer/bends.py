@@ -7,6 +7,7 @@ limits at these. There the arguments are sought, along each of the vectors that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +22,7 @@ REACH = np.geomspace(1e-6, 1e9, 91)
 PLACES = np.concatenate([-REACH[::-1], [0.0], REACH])
 HALVINGS = 60  # from neighbours in PLACES to neighbours in float64
 MOST_VECTORS = 400
-MOST_PROBED = 1 << 17  # elements of one vector at a time
+MOST_PROBED = 1 << 17  # elements of arguments at a time
 
 
 def at_bends(trace, new: list[np.ndarray], vectors: list[np.ndarray], given: Callable) -> list[np.ndarray]:
@@ -41,32 +42,36 @@ def at_bends(trace, new: list[np.ndarray], vectors: list[np.ndarray], given: Cal
     -------
     list of ndarray [rows, n]
     """
+    units = len(new[0])
     known = np.concatenate([numbers for numbers, _ in given(vectors)])
     found = list(_arguments(trace, new, known))
     rows = [[vector] for vector in vectors]
-    if found:
-        numbers, places = (np.concatenate([each[i] for each in found]) for i in (0, 1))
-        spans = np.split(np.arange(len(numbers)), np.cumsum([len(each[0]) for each in found])[:-1])
-        levels = [level for *_, level in found]
-        for at in [at for at, vector in enumerate(vectors) if vector.shape == (1, len(new[0]))]:
+    if not found:
+        return vectors
+    numbers, places = (np.concatenate([each[i] for each in found]) for i in (0, 1))
+    spans = np.split(np.arange(len(numbers)), np.cumsum([len(each[0]) for each in found])[:-1])
+    line = np.repeat(PLACES[:, None], units, 1)
+    for at in [at for at, vector in enumerate(vectors) if vector.shape == (1, units)]:
 
-            def values(x: np.ndarray, at: int = at) -> list[np.ndarray]:
-                """The vectors, of which one has the values x [rows, units]."""
-                return [x if i == at else np.repeat(vector, len(x), 0) for i, vector in enumerate(vectors)]
+        def varied(x: np.ndarray, at: int = at) -> list[np.ndarray]:
+            """The vectors, of which one has the values x [rows, units]."""
+            return [x if i == at else np.repeat(vector, len(x), 0) for i, vector in enumerate(vectors)]
 
-            line = np.repeat(PLACES[:, None], len(new[0]), 1)
-            along = evaluate(trace, numbers, given(values(line)))
-            brackets = [
-                (np.isin(np.arange(len(numbers)), span), level, *_crossing(along[:, span], level, places[span], line))
-                for span, each in zip(spans, levels, strict=True)
-                for level in each
-            ]
-            brackets = [each for each in brackets if each[2] is not None]
-            for part in range(0, len(brackets), most := max(1, MOST_PROBED // len(numbers))):
-                some = brackets[part : part + most]
-                x = _halved(lambda x, values=values: evaluate(trace, numbers, given(values(x))), some, places)
-                for row, one in zip(rows, values(x), strict=True):
-                    row.append(one)
+        def computed(x: np.ndarray, varied: Callable = varied) -> np.ndarray:
+            """The arguments [rows, numbers]."""
+            parts = np.array_split(x, min(len(x), 1 + len(x) * len(numbers) // MOST_PROBED))
+            return np.concatenate([evaluate(trace, numbers, given(varied(part))) for part in parts])
+
+        along = computed(line)
+        crossings = [
+            _Crossing.of(along, span, places, units, level, last)
+            for span, (*_, levels) in zip(spans, found, strict=True)
+            for level in levels
+            for last in (False, True)
+        ]
+        if crossings := [each for each in crossings if each]:
+            for row, values in zip(rows, varied(_halved(computed, crossings, places)), strict=True):
+                row.append(values)
     return [np.concatenate(row) for row in rows]
 
 
@@ -109,28 +114,39 @@ def _limits(block: Block) -> tuple[float, ...]:
     return ()
 
 
-def _crossing(values: np.ndarray, level: float, places: np.ndarray, line: np.ndarray):
-    """The first places [units] between which values [places, ...] cross a level, and whether they rise; None if none."""
-    above = values >= level
-    changed = (above[1:] != above[:-1]) & np.isfinite(values[1:]) & np.isfinite(values[:-1])
-    hit = changed.any(0)
-    if not hit.any():
-        return None, None, None
-    first = changed.argmax(0)
-    low, high, rising = (np.full(line.shape[1], value) for value in (0.0, 0.0, False))
-    low[places[hit]], high[places[hit]] = line[first[hit], 0], line[first[hit] + 1, 0]
-    rising[places[hit]] = above[first[hit] + 1, np.flatnonzero(hit)]
-    return low, high, rising
+@dataclass(frozen=True, eq=False)
+class _Crossing:
+    """Where an argument, the numbers `span`, crosses a level: the values [units] of a vector on both sides."""
+
+    span: np.ndarray
+    level: float
+    below: np.ndarray
+    above: np.ndarray
+
+    @classmethod
+    def of(cls, along: np.ndarray, span, places, units: int, level: float, last: bool) -> _Crossing | None:
+        """The first or the last crossing between PLACES, where arguments are `along` [places, numbers]."""
+        values = along[:, span]
+        above = values >= level
+        changed = (above[1:] != above[:-1]) & np.isfinite(values[1:]) & np.isfinite(values[:-1])
+        hit = np.flatnonzero(changed.any(0) & (not last or changed.sum(0) > 1))
+        if not len(hit):
+            return None
+        first = changed[::-1].argmax(0) if last else changed.argmax(0)
+        first = (len(changed) - 1 - first if last else first)[hit]
+        rises = above[first + 1, hit]
+        low, high = np.zeros(units), np.zeros(units)
+        low[places[span[hit]]], high[places[span[hit]]] = PLACES[first + ~rises], PLACES[first + rises]
+        return cls(span, level, low, high)
 
 
-def _halved(computed: Callable, brackets, places: np.ndarray) -> np.ndarray:
-    """Where values cross their levels [brackets, units], to the last bit."""
-    own, level, low, high, rising = (np.stack([each[i] for each in brackets]) for i in range(5))
+def _halved(computed: Callable, crossings: list[_Crossing], places: np.ndarray) -> np.ndarray:
+    """Where arguments cross their levels [crossings, units], to the last bit."""
+    below, above = (np.stack([getattr(each, side) for each in crossings]) for side in ("below", "above"))
     for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        values = computed(middle)
-        above = np.zeros(middle.shape, bool)
-        for row, mask in enumerate(own):
-            above[row, places[mask]] = values[row, mask] >= level[row]
-        low, high = np.where(above == rising, low, middle), np.where(above == rising, middle, high)
-    return high
+        middle = (below + above) / 2
+        values, is_above = computed(middle), np.zeros(middle.shape, bool)
+        for row, each in enumerate(crossings):
+            is_above[row, places[each.span]] = values[row, each.span] >= each.level
+        below, above = np.where(is_above, below, middle), np.where(is_above, middle, above)
+    return above

@@ -371,11 +371,10 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
     rows = min(MOST_PROBES, max(PROBES, MOST_PROBED // reading.units))
     try:
         few, many = (_probes(reading, old, new, *each) for each in ((PROBES, [2.0]), (rows, scales)))
-        bends = _bends(reading, old, new, few)
     except Unknown:
         return
-    tried = [few, *([many] if reading.limits else []), bends]  # parameters are fitted: far from 0 their rounding shows
-    count = 0
+    tried = [few, many] if reading.limits else [few]  # parameters are fitted: far from 0 their rounding shows
+    count, bends = 0, None
     for kind, gates, fields, norm in _candidates(reading, clips, "c" in old):
         for state, gate in itertools.product(functions, functions if kind != "RNN" else ["sigmoid"]):
             if kind != "RNN" and gate == "tanh":
@@ -386,7 +385,10 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
                     return
                 chosen = dict(zip(gates, order, strict=True))
                 named = fields | {"activation": state} | ({} if kind == "RNN" else {"recurrent_activation": gate})
-                if all(_agrees(reading, probes, kind, chosen, named, norm) for probes in tried):
+                if not all(_agrees(reading, probes, kind, chosen, named, norm) for probes in tried):
+                    continue
+                bends = bends or _bends(reading, old, new, few)
+                if _agrees(reading, bends, kind, chosen, named, norm):
                     yield kind, {name: leaves[at] for name, at in chosen.items()}, named, norm
 
 
