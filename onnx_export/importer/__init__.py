@@ -4,8 +4,8 @@
 `dimensions.py` finds which axis counts frames, `frames.py` what mixes them, `counting.py` what their number decides
 and `shifts.py` what a stream can carry, `repeated.py` follows loops, `windows.py`, `transposed.py`, `delays.py`,
 `positions.py` and `selecting.py` find layers of frames of [channels, positions], `activations.py` and `cells.py` (by
-`affine.py`, `normed_rows.py`, `cell_parts.py` and the float64 values of `values.py`) find what is written out,
-`chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs are states,
+`affine.py`, `normed_rows.py`, `cell_parts.py`, `bends.py` and the float64 values of `values.py`) find what is written
+out, `chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs are states,
 `heads.py` what can be left out at the end, `proof.py` compares with the file. All this happens in a child process
 (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
 """
@@ -116,7 +116,7 @@ def import_model(
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*rounding, *_notes(model, found, file), *_crossed(found, given), *_left_out(onnx_model, found))
-    notes += (domain := _domain(model))
+    notes += (*_stored_inputs(onnx_model), *(domain := _domain(model)))
     window = file.steps if found.time_axis is not None and not found.states else None
     read = found.frames, found.outputs, found.states, found.time_axis
     return Imported(model, *read, report, notes, window, domain, file)
@@ -243,6 +243,17 @@ def _left_out(onnx_model, found) -> tuple[str, ...]:
     kept = {*found.outputs, *found.states.values()}
     names = ", ".join(repr(value.name) for value in onnx_model.graph.output if value.name not in kept)
     return (f"outputs whose elements are y's or a state's are left out: {names}",) if names else ()
+
+
+def _stored_inputs(onnx_model) -> tuple[str, ...]:
+    """The inputs with a stored value that a runner may feed an output back to: their shape is that of the output."""
+    stored = {tensor.name for tensor in onnx_model.graph.initializer}
+    results = [value.type.tensor_type.shape.SerializeToString() for value in onnx_model.graph.output]
+    inputs = [value for value in onnx_model.graph.input if value.name in stored]
+    states = [value.name for value in inputs if value.type.tensor_type.shape.SerializeToString() in results]
+    names = clip(", ".join(map(repr, states)), 200)
+    text = "inputs with a stored value are read as constants, without it they could be states"
+    return (f"{text}: {names}",) if states else ()
 
 
 def _notes(model: Model, found, file) -> tuple[str, ...]:

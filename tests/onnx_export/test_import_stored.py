@@ -190,3 +190,18 @@ def test_a_norm_with_a_mean_stays_one(tmp_path, rng):
     nodes = [node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d"), *rms("d", "y", "Reciprocal")]
     found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, SIZE]}, CONSTANTS))
     assert kinds(found) == ["LayerNorm"]
+
+
+@pytest.mark.parametrize(("shape", "named"), [((1, UNITS), True), ((UNITS,), False)])
+def test_inputs_with_a_stored_value_that_may_be_states_are_named(shape, named, tmp_path, rng):
+    nodes = [
+        node("MatMul", "x M", "u"),
+        node("MatMul", "h R", "v"),
+        node("Add", "u v", "w"),
+        node("Tanh", "w", "h_out"),
+    ]
+    tensors = {"M": normal(rng, SIZE, UNITS), "R": normal(rng, UNITS, UNITS), "h": normal(rng, *shape)}
+    ends = {"x": [1, SIZE], "h": list(shape)}, {"h_out": [1, UNITS]}
+    notes = imported(saved(tmp_path / "m.onnx", nodes, *ends, tensors)).notes
+    assert [note for note in notes if note.endswith("could be states: 'h'")] == list(notes)
+    assert bool(notes) == named
