@@ -360,6 +360,7 @@ def _bends(reading: _Reading, old, new, probes: _Probes) -> _Probes:
     """Probes where the functions of the file bend."""
     vectors = [each[:1] for each in (*probes.p, probes.h, probes.c)]
     results = [reading.core, *([new["c"]] if "c" in new else [])]
+    results += [leaf.reset for leaf in reading.leaves if leaf.reset is not None]
     return _made(reading, old, new, at_bends(reading.trace, results, vectors, partial(_given, reading, old)))
 
 

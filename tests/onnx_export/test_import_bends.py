@@ -59,6 +59,14 @@ def norm(*of_q, q="q"):
             node("Add", "qg bias", "n"), node("Tanh", "n", "h_out")]  # fmt: skip
 
 
+def reset_first(of_r=(), reset="r"):
+    """`of_r` computes `reset`, which is multiplied by h before the product; r is the sigmoid."""
+    return [*sums("fi"), node("Sigmoid", "zf", "r"), node("Sigmoid", "zi", "z"), *of_r, node("Mul", f"{reset} h", "rh"),
+            node("MatMul", "x Wo", "xo"), node("MatMul", "rh Ro", "ho"), node("Add", "xo ho", "zn"),
+            node("Tanh", "zn", "t"), node("Sub", "one z", "z-"), node("Mul", "z- t", "new"), node("Mul", "z h", "kept"),
+            node("Add", "new kept", "h_out")]  # fmt: skip
+
+
 RELU = [*sums("f"), node("Relu", "zf", "u")]
 ADDED = node("Add", "t bump", "t2")
 OTHERS = {
@@ -67,6 +75,7 @@ OTHERS = {
     "a bump of c": lstm((), [*bump("c_out"), ADDED], result="t2"),
     "a bump of the candidate": gru([*bump("zn"), ADDED], "t2"),
     "a bump of the tanh": gru([*bump("t"), ADDED], "t2"),
+    "a bump of the reset gate": reset_first([*bump("r"), node("Add", "r bump", "r2")], "r2"),
     "a steep tanh": gru([*steep("zn"), ADDED], "t2"),
     "a relu of the candidate beyond 800": gru([*beyond("zn", "Relu", "wide"), node("Add", "t e", "t2")], "t2"),
     "a factor beside 1": [*RELU, node("Mul", "u almost", "h_out")],
@@ -74,7 +83,13 @@ OTHERS = {
     "a bump of a norm": norm(*bump("q"), node("Add", "q bump", "q2"), q="q2"),
     "a norm that is cut off": norm(*beyond("q", "Relu", "limit"), node("Sub", "q e", "q2"), q="q2"),
 }  # fmt: skip
-PLAIN = {"lstm": lstm(), "gru": gru(), "rnn": [*sums("f"), node("Relu", "zf", "h_out")], "norm": norm()}
+PLAIN = {
+    "lstm": lstm(),
+    "gru": gru(),
+    "reset first": reset_first(),
+    "rnn": [*sums("f"), node("Relu", "zf", "h_out")],
+    "norm": norm(),
+}
 REASON = r"none of those that a CellSpec describes|in no cell|reads it as a state"
 
 
