@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnx_export.kernels import KERNELS
+from onnx_export.nodes import inlined
 from onnx_export.operators import kernels
 from onnx_export.quantizer import DOMAIN, Decisions, Variation, Varied, kernel, replace_quantizers
 from onnx_export.recurrent import KERNELS as RECURRENT
@@ -53,7 +54,7 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
         If a tensor is external data that has not been read.
     """
     if model.functions:
-        wide = inliner.inline_local_functions(model)
+        wide = inlined(model)
     else:
         wide = onnx.ModelProto()
         wide.CopyFrom(model)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain, count
 
 import onnx
+from onnx import inliner
 
 from cnorm.text import clip, printable, quoted
 from onnx_export.errors import Unreadable
@@ -120,6 +121,31 @@ def _settle(function: onnx.FunctionProto, calls: list[onnx.NodeProto]) -> bool:
                 each.CopyFrom(value)
                 each.name = name
     return changed
+
+
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with its local functions inlined, but those of another opset.
+
+    onnx's inliner drops the defaults of their attributes. So each call is given those that it leaves out, and the
+    functions that none calls are inlined first: only then is known what the calls in them leave out.
+    """
+    while model.functions:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in copy.functions}
+        for node in (node for graph in all_graphs(copy.graph) for node in graph.node):
+            given = {each.name for each in node.attribute}
+            left_out = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(each for each in left_out if each.name not in given)
+        inner = {(node.domain, node.op_type) for node in model_nodes(onnx.ModelProto(functions=copy.functions))}
+        outer = [key[:2] for key in defaults if key[:2] not in inner]
+        try:
+            model = inliner.inline_selected_functions(copy, outer)
+        except RuntimeError:  # one has another opset
+            return inliner.inline_local_functions(copy)
+        if len(model.functions) == len(copy.functions):
+            return model
+    return model
 
 
 def drop_omitted(model: onnx.ModelProto, kinds: Collection[str] | None = None) -> list[str]:

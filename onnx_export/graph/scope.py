@@ -12,11 +12,11 @@ from math import prod
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export.graph import constants
 from onnx_export.graph.sizes import shape_of
-from onnx_export.nodes import model_nodes, subgraphs
+from onnx_export.nodes import inlined, model_nodes, subgraphs
 
 _LONGEST_SHAPE = 2**17
 _IR_VERSION = 8  # of models made of some nodes: all runtimes here take it, with any opset
@@ -354,7 +354,7 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     onnxruntime inlines them before it optimises, too, so it runs the same graph. A function with another opset than
     the model's is not inlined.
     """
-    return inliner.inline_local_functions(model) if model.functions else model
+    return inlined(model)
 
 
 def unit_roundoff(dtype: int) -> float:

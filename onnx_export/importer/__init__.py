@@ -155,15 +155,12 @@ def _of_layers(error: Exception) -> bool:
 
 def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None, tuple[str, ...]]:
     """A file in the forms that are read, the same in 16 bits if it has them, and what the layers do otherwise."""
-    from onnx import inliner
-
     from onnx_export.importer.layouts import any_steps, steps_first
     from onnx_export.importer.stored import ROUNDED, SCALED, in_float32, plain
-    from onnx_export.nodes import drop_omitted
+    from onnx_export.nodes import drop_omitted, inlined
 
     _refuse_taken_names(onnx_model)
-    if onnx_model.functions:
-        onnx_model = inliner.inline_local_functions(onnx_model)
+    onnx_model = inlined(onnx_model)
     _refuse_rounded(onnx_model)
     steps_first(onnx_model)
     try:

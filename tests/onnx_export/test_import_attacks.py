@@ -270,6 +270,39 @@ def test_a_function_with_the_name_of_an_operator_is_refused(domain, name, tmp_pa
         imported(path)
 
 
+def referring(op, name, outer, domain=""):
+    """A node of a function, whose attribute `name` is the function's attribute `outer`."""
+    made = node(op, "a", "b", **{name: 0.0}, domain=domain)
+    made.attribute[0].ClearField("f")
+    made.attribute[0].ref_attr_name = outer
+    return made
+
+
+@pytest.mark.parametrize("given", [None, 0.6])
+@pytest.mark.parametrize("passed_on", [False, True])
+def test_attributes_that_a_call_leaves_out_have_the_default_of_the_function(passed_on, given, tmp_path, rng):
+    """onnx's inliner drops it, so that the operator has its own; two calls, of which one gives it, if any."""
+    opsets, slope = [helper.make_opsetid("", 18), helper.make_opsetid("my", 1)], helper.make_attribute("slope", 0.3)
+    functions = [helper.make_function("my", "F", ["a"], ["b"], [referring("LeakyRelu", "alpha", "slope")], opsets,
+                                      attribute_protos=[slope])]  # fmt: skip
+    if passed_on:
+        functions += [helper.make_function("my", "G", ["a"], ["b"], [referring("F", "slope", "inner", "my")], opsets,
+                                           ["inner"])]  # fmt: skip
+    name = {"inner": given} if passed_on else {"slope": given}
+    first, last = (helper.make_node("FG"[passed_on], *ends, domain="my", **more) for ends, more in
+                   (((["u"], ["v"]), name if given else {}), ((["w"], ["z"]), {})))  # fmt: skip
+    nodes = [node("MatMul", "x A", "u"), first, node("MatMul", "v B", "w"), last, node("MatMul", "z B", "y")]
+    path = written(tmp_path / "m.onnx", rng, nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]})
+    model = onnx.load(path)
+    model.functions.extend(functions)
+    model.opset_import.append(opsets[1])
+    onnx.save(model, path)
+    layers = imported(path).model.layers
+    assert [layer.parameters["slope"] for layer in layers if layer.kind == "Activation"] == [
+        pytest.approx(each or 0.3) for each in (given, None)
+    ]
+
+
 def test_states_whose_names_are_crossed_are_told(tmp_path, rng):
     nodes = [*step("s0", "s1_out", "y1"), node("MatMul", "y1 L4", "u"), node("Unsqueeze", "u a0", "u3"),
              helper.make_node("GRU", ["u3", "W", "R", "", "", "s1"], ["Y2", "s0_out"], hidden_size=UNITS),
