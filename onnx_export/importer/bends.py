@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnx_export.importer.cell_parts import NoCellError
 from onnx_export.importer.elements import Block
+from onnx_export.importer.frames import depending
 from onnx_export.importer.values import evaluate
 
 __all__ = ["at_bends"]
@@ -25,7 +27,7 @@ MOST_VECTORS = 400
 MOST_PROBED = 1 << 17  # elements of arguments at a time
 
 
-def at_bends(trace, new: list[np.ndarray], vectors: list[np.ndarray], given: Callable) -> list[np.ndarray]:
+def at_bends(trace, new: list[np.ndarray], vectors: list[np.ndarray], given: Callable, norms) -> list[np.ndarray]:
     """Rows of the vectors where what is between them and the new states bends.
 
     Parameters
@@ -37,18 +39,29 @@ def at_bends(trace, new: list[np.ndarray], vectors: list[np.ndarray], given: Cal
         Ordinary values of what it is a function of; each is varied while the others stay.
     given : callable
         Numbers and values, as of `evaluate`, of such vectors [rows, n].
+    norms : list of (ndarray, Normed)
+        The norms between, with their numbers.
 
     Returns
     -------
     list of ndarray [rows, n]
+        Behind the ordinary values zeros, which show a small offset.
+
+    Raises
+    ------
+    NoCellError
+        If an element depends on several of a vector, other than by a norm of which only functions are.
     """
     units = len(new[0])
-    known = np.concatenate([numbers for numbers, _ in given(vectors)])
-    found = list(_arguments(trace, new, known))
-    rows = [[vector] for vector in vectors]
+    normed = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in norms)])
+    known = np.concatenate([normed, *(numbers for numbers, _ in given(vectors))])
+    found = list(_arguments(trace, [*new, *(one.row for _, one in norms)], known))
+    rows = [[vector, 0 * vector] for vector in vectors]
     if not found:
-        return vectors
+        return [np.concatenate(row) for row in rows]
     numbers, places = (np.concatenate([each[i] for each in found]) for i in (0, 1))
+    if len(normed) and depending(trace, normed)[numbers].any():
+        raise NoCellError("what is added to a norm is read by another function than the cell's")
     spans = np.split(np.arange(len(numbers)), np.cumsum([len(each[0]) for each in found])[:-1])
     line = np.repeat(PLACES[:, None], units, 1)
     for at in [at for at, vector in enumerate(vectors) if vector.shape == (1, units)]:
@@ -79,7 +92,9 @@ def _arguments(trace, new, known: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
     """The sums that functions and products read, behind the new states: numbers, units, and the levels to be at."""
     waiting = [(numbers, np.arange(len(numbers))) for numbers in new]
     seen: set[bytes] = set()
-    while waiting and len(seen) < MOST_VECTORS:
+    while waiting:
+        if len(seen) > MOST_VECTORS:
+            raise NoCellError
         numbers, places = waiting.pop()
         numbers, places = (each[~np.isin(numbers, known)] for each in (numbers, places))
         key = numbers.tobytes() + places.tobytes()
@@ -88,21 +103,16 @@ def _arguments(trace, new, known: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
         seen.add(key)
         for block in trace.owners(numbers):
             own = (numbers >= block.first) & (numbers < block.first + block.size)
-            for inner, units in _inner(block, numbers[own] - block.first, places[own], len(new[0])):
-                waiting.append((inner, units))
-                summed = [one.op in LINEAR for one in trace.owners(inner)]
-                if block.op not in LINEAR and any(summed) and not np.isin(inner, known).any():
-                    yield inner, units, (*LEVELS, *_limits(block))
-
-
-def _inner(block: Block, at: np.ndarray, places: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """What elements of a block read, with the unit of each: of a row that is normalised, all of its elements."""
-    for operand in block.operands:
-        rows = at // (block.size // len(operand))
-        if operand.shape[1] == 1:
-            yield operand[rows, 0], places
-        else:
-            yield from ((operand[row], np.arange(operand.shape[1]) % size) for row in np.unique(rows))
+            if any(operand.shape[1] > 1 for operand in block.operands):
+                raise NoCellError(
+                    f"{block.node}: units of a cell depend on each other by products of h and x and norms alone"
+                )
+            for operand in block.operands:
+                inner = operand[(numbers[own] - block.first) // (block.size // len(operand)), 0]
+                waiting.append((inner, places[own]))
+                summed = any(one.op in LINEAR for one in trace.owners(inner))
+                if block.op not in LINEAR and summed and not np.isin(inner, known).any():
+                    yield inner, places[own], (*LEVELS, *_limits(block))
 
 
 def _limits(block: Block) -> tuple[float, ...]:

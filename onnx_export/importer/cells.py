@@ -11,15 +11,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 
 from cnorm.cells.functions import OF_CELLS, function_of_cell
 from onnx_export.importer.affine import Affine, affine
-from onnx_export.importer.bends import at_bends
 from onnx_export.importer.cell_parts import Found, Leaf, NoCellError, assembled
+from onnx_export.importer.cell_probes import Probes, bent_probes, random_probes
 from onnx_export.importer.frames import ancestors, depending
 from onnx_export.importer.normed_rows import Normed, normed
 from onnx_export.importer.values import Unknown, evaluate
@@ -315,55 +314,6 @@ def _is_dense(form: Affine | None) -> bool:
     return form is not None and len(form.terms) > 0 and bool(((form.weight != 0).sum(1) > 1).any())
 
 
-@dataclass(frozen=True, eq=False)
-class _Probes:
-    """Values [rows, units] of the pre-activations and the old states, and what the file makes of them."""
-
-    p: list[np.ndarray]
-    h: np.ndarray
-    c: np.ndarray
-    h_new: np.ndarray
-    c_new: np.ndarray
-    given: list[tuple[np.ndarray, np.ndarray]]
-
-
-def _probes(reading: _Reading, old, new, rows: int, scales) -> _Probes:
-    """Random values, each row of each vector of one of some scales."""
-    rng = np.random.default_rng(0)
-
-    def some(columns: int) -> np.ndarray:
-        return rng.standard_normal((rows, columns)) * rng.choice(scales, (rows, 1))
-
-    p = [some(reading.units) for _ in reading.leaves]
-    return _made(reading, old, new, [*p, some(len(reading.before)), some(reading.units)])
-
-
-def _given(reading: _Reading, old, vectors) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The numbers and values of pre-activations, old h and old c."""
-    *p, h, c = vectors
-    given = [(leaf.numbers, values) for leaf, values in zip(reading.leaves, p, strict=True)]
-    values = {leaf.numbers.tobytes(): one for leaf, one in zip(reading.leaves, p, strict=True)}
-    given += [(numbers, -values[leaf.tobytes()]) for numbers, leaf in reading.negatives]
-    return given + [(reading.before, h)] + ([(old["c"], c)] if "c" in old else [])
-
-
-def _made(reading: _Reading, old, new, vectors) -> _Probes:
-    """What the file makes of pre-activations, old h and old c."""
-    *p, h, c = vectors
-    given = _given(reading, old, vectors)
-    wanted = np.concatenate([reading.core, *([new["c"]] if "c" in new else [])])
-    values = evaluate(reading.trace, wanted, given)
-    return _Probes(p, h, c, values[:, : reading.units], values[:, reading.units :], given)
-
-
-def _bends(reading: _Reading, old, new, probes: _Probes) -> _Probes:
-    """Probes where the functions of the file bend."""
-    vectors = [each[:1] for each in (*probes.p, probes.h, probes.c)]
-    results = [reading.core, *([new["c"]] if "c" in new else [])]
-    results += [leaf.reset for leaf in reading.leaves if leaf.reset is not None]
-    return _made(reading, old, new, at_bends(reading.trace, results, vectors, partial(_given, reading, old)))
-
-
 def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Normed | None]]:
     """Kind, the leaves by gate, fields and the norm of c, of each cell that agrees."""
     leaves, functions = reading.leaves, reading.functions()
@@ -371,7 +321,7 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
     scales = [2.0, SATURATING, *(3 * abs(limit) for limit in reading.limits if 0 < abs(limit) < UNLIMITED)]
     rows = min(MOST_PROBES, max(PROBES, MOST_PROBED // reading.units))
     try:
-        few, many = (_probes(reading, old, new, *each) for each in ((PROBES, [2.0]), (rows, scales)))
+        few, many = (random_probes(reading, old, new, *each) for each in ((PROBES, [2.0]), (rows, scales)))
     except Unknown:
         return
     tried = [few, many] if reading.limits else [few]  # parameters are fitted: far from 0 their rounding shows
@@ -388,25 +338,27 @@ def _trials(reading: _Reading, old, new) -> Iterator[tuple[str, dict, dict, Norm
                 named = fields | {"activation": state} | ({} if kind == "RNN" else {"recurrent_activation": gate})
                 if not all(_agrees(reading, probes, kind, chosen, named, norm) for probes in tried):
                     continue
-                bends = bends or _bends(reading, old, new, few)
+                bends = bends or bent_probes(reading, old, new, few)
                 if _agrees(reading, bends, kind, chosen, named, norm):
                     yield kind, {name: leaves[at] for name, at in chosen.items()}, named, norm
 
 
-def _agrees(reading: _Reading, probes: _Probes, kind: str, chosen: dict[str, int], fields, norm) -> bool:
+def _agrees(reading: _Reading, probes: Probes, kind: str, chosen: dict[str, int], fields, norm) -> bool:
     """Whether a cell makes of the probes what the file does."""
     p = {name: probes.p[at] for name, at in chosen.items()}
     made = step(kind, p, probes.h, probes.c, fields, norm and norm.of)
-    pairs = [(made[0], probes.h_new)] + ([(made[1], probes.c_new)] if kind == "LSTM" else [])
+    pairs = zip(made, (probes.h_new, probes.c_new), strict=False)
     exact = norm is None and {fields["activation"], fields.get("recurrent_activation", "sigmoid")} <= EXACT
-    if not all(_same(*pair, ROUNDED if exact else TOLERANCE) for pair in pairs):
+    size = np.max([np.abs(each).max(1) for each in (*probes.p, probes.h, probes.c)], axis=0)[:, None]
+    if not all(_same(*pair, ROUNDED if exact else TOLERANCE, np.minimum(1, size)) for pair in pairs):
         return False
     leaves = {name: reading.leaves[at] for name, at in chosen.items()}
     return kind != "GRU" or _resets(reading, leaves, fields, p, probes.h, probes.given)
 
 
-def _same(a, b, tolerance: float = TOLERANCE) -> bool:
-    return a.shape == b.shape and bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
+def _same(a, b, tolerance: float = TOLERANCE, size=1.0) -> bool:
+    bound = ROUNDED + tolerance * size
+    return a.shape == b.shape and bool(np.isclose(a, b, rtol=tolerance, atol=bound, equal_nan=True).all())
 
 
 def _resets(reading, chosen, fields, p, h, known) -> bool:

@@ -68,6 +68,7 @@ def reset_first(of_r=(), reset="r"):
 
 
 RELU = [*sums("f"), node("Relu", "zf", "u")]
+LEAKY = [*sums("f"), node("LeakyRelu", "zf", "u", alpha=0.3)]
 ADDED = node("Add", "t bump", "t2")
 OTHERS = {
     "h that turns where c is 400": lstm((), [*beyond("c_out", "Sigmoid"), node("Sub", "t e", "t2")], result="t2"),
@@ -79,6 +80,9 @@ OTHERS = {
     "a steep tanh": gru([*steep("zn"), ADDED], "t2"),
     "a relu of the candidate beyond 800": gru([*beyond("zn", "Relu", "wide"), node("Add", "t e", "t2")], "t2"),
     "a factor beside 1": [*RELU, node("Mul", "u almost", "h_out")],
+    "a small offset of a leaky relu": [*LEAKY, node("Add", "u little", "h_out")],
+    "a bump of a softmax": gru([node("Softmax", "zn", "p", axis=1), *bump("p"), ADDED], "t2"),
+    "a bump of a product": gru([node("MatMul", "t Rg", "p"), *bump("p"), ADDED], "t2"),
     "a small offset": [*RELU, node("Add", "u little", "h_out")],
     "a bump of a norm": norm(*bump("q"), node("Add", "q bump", "q2"), q="q2"),
     "a norm that is cut off": norm(*beyond("q", "Relu", "limit"), node("Sub", "q e", "q2"), q="q2"),
@@ -88,6 +92,7 @@ PLAIN = {
     "gru": gru(),
     "reset first": reset_first(),
     "rnn": [*sums("f"), node("Relu", "zf", "h_out")],
+    "leaky": [*LEAKY, node("Identity", "u", "h_out")],
     "norm": norm(),
 }
 REASON = r"none of those that a CellSpec describes|in no cell|reads it as a state"
