@@ -1,6 +1,6 @@
-"""What runtimes were seen to do with norms and recurrent operators: one table a runtime, written by `make runtimes`.
+"""What runtimes were seen to do with norms and recurrent operators: a table a runtime, written by `make runtimes`.
 
-A table is TOML: the version, the date, and for each operator a line for each *form*, the traits of its node
+A table of tables.toml has the version, the date, and for each operator a line for each *form*, the traits of its node
 (`traits.traits_of`) in alphabetical order, with what the runtime did: "right", "refuses", "ignores TRAIT", "off by E",
 "not finite", "other shape". A form without traits is the operator with its defaults, in float32. docs/runtimes.md shows
 all tables.
@@ -10,13 +10,14 @@ Of our own exports a line is a list: the presets with that outcome, by the way i
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-__all__ = ["DATA", "FAR", "RIGHT", "SCRIPT", "Observation", "Table", "Traits", "names", "table"]
+__all__ = ["DATA", "FAR", "RIGHT", "SCRIPT", "TABLES", "Observation", "Table", "Traits", "names", "table", "texts"]
 
 Traits = frozenset[str]
 
@@ -31,7 +32,8 @@ FAR = 1e3  # the conditioning of a row, max|x| / deviation, from which on "mean 
 
 RIGHT = "right"
 SCRIPT = "tests/runtimes/measure.py"  # `make runtimes`
-_SUFFIX = ".toml"
+TABLES = "tables.toml"
+_HEAD = re.compile(r"^\[([\w-]+)\]\n", re.MULTILINE)  # of a runtime's table
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,23 @@ class Table:
 
 
 @cache
+def texts() -> dict[str, str]:
+    """The text of each runtime's table, without its first line."""
+    _, *parts = _HEAD.split((resources.files(__name__) / TABLES).read_text(encoding="utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@cache
 def table(name: str) -> Table:
     """The table of a runtime of `names`."""
-    data = tomllib.loads((resources.files(__name__) / f"{name}{_SUFFIX}").read_text(encoding="utf-8"))
+    data = tomllib.loads(f"[{name}]\n{texts()[name]}")[name]
     return Table(name, data["version"], data["seen"], tuple(_observations(data)))
 
 
 @cache
 def names() -> tuple[str, ...]:
     """The runtimes that have a table."""
-    files = (each.name for each in resources.files(__name__).iterdir())
-    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+    return tuple(sorted(texts()))
 
 
 def _observations(data: dict[str, dict]) -> Iterator[Observation]:

@@ -1,4 +1,4 @@
-"""Run every form in every runtime; rewrite onnx_export/runtimes/ and docs/runtimes.md: `make runtimes`.
+"""Run every form in every runtime; rewrite onnx_export/runtimes/tables.toml and docs/runtimes.md: `make runtimes`.
 
 `python measure.py [NAME ...]` measures these runtimes only. Each gets an environment in build/runtimes/ of its own.
 A runtime that a form ends or hangs is not written: take the form out of forms.py, and say it in `SENTENCES`.
@@ -137,14 +137,19 @@ def sprung(name: str) -> list[str]:
 
 
 def write(name: str, seen: dict[str, dict[str, str]]) -> None:
-    """Write a runtime's table."""
+    """Write a runtime's table anew, among those of the others."""
     lines = [f'version = "{version(name)}"', f'seen = "{date.today():%Y-%m-%d}"']
     exported = seen.pop("export", {})
     for operator, outcomes in seen.items():
-        lines += ["", f"[forms.{operator}]", *(f'"{form}" = "{what}"' for form, what in outcomes.items())]
+        lines += ["", f"[{name}.forms.{operator}]", *(f'"{form}" = "{what}"' for form, what in outcomes.items())]
     for way in WAYS if exported else ():
-        lines += ["", f'[exports."{way}"]', *(line.replace("~", " ") for line in _presets(exported, way))]
-    (TABLES / f"{name}.toml").write_text("\n".join(lines) + "\n")
+        lines += ["", f'[{name}.exports."{way}"]', *(line.replace("~", " ") for line in _presets(exported, way))]
+    found = runtimes.texts() | {name: "\n".join(lines)}
+    (TABLES / runtimes.TABLES).write_text(
+        "\n\n".join(f"[{each}]\n{found[each].strip()}" for each in sorted(found)) + "\n"
+    )
+    for each in (runtimes.texts, runtimes.table, runtimes.names):
+        each.cache_clear()
 
 
 def _presets(outcomes: dict[str, str], way: str) -> Iterator[str]:

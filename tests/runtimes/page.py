@@ -14,7 +14,7 @@ HEAD = """# What runtimes do with norms and recurrent operators
 
 {forms} small files, all valid by the standard, were run in {runtimes} runtimes and compared with float64.
 `make runtimes` (`tests/runtimes/measure.py`) runs them again, each runtime in an environment of its own with pinned
-packages, each file in a child process, and rewrites this page and the tables of `onnx_export/runtimes/`.
+packages, each file in a child process, and rewrites this page and `onnx_export/runtimes/tables.toml`.
 `cnorm validate --runtime NAME` [reads them](validator.md#other-runtimes).
 
 A form is an operator with all defaults, in float32, with stored weights and a batch of 1, but for the traits that its
