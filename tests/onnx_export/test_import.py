@@ -62,6 +62,7 @@ FUNCTIONS = {
 CANDIDATES = {"tanh": ("Tanh", {}), "relu": ("Relu", {}), ("elu", 0.5): ("Elu", {"alpha": 0.5})}
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("candidate", CANDIDATES)
 @pytest.mark.parametrize("gates", FUNCTIONS)
 def test_a_written_cell_with_other_functions(gates, candidate, tmp_path, rng):
@@ -213,7 +214,7 @@ def test_an_operator_over_time_loads_as_a_stream(tmp_path, rng, steps):
     assert found.model.stream().state()["h0"].any()  # the operator's initial state
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [

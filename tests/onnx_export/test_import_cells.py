@@ -81,6 +81,7 @@ def test_a_stack_is_read_back(how, tmp_path):
 HALVES = [(kind, 0, start) for kind in ("LSTM", "GRU", "RNN") for start in (False, True)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "half", "start"), [*HALVES, ("GRU", 1, False)])
 def test_the_first_half_of_both_directions_is_a_cell(kind, half, start, tmp_path, rng):
     """Over an open number of steps, from zeros or a stored state; the other half is refused by name."""

@@ -142,6 +142,7 @@ def test_no_value_is_guessed_but_a_rate(tmp_path, rng):
         imported(scaled(tmp_path / "m.onnx", "sample_rate"))
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("as_node", [False, True])
 def test_a_value_is_one_that_the_file_compares_with(as_node, tmp_path, rng):
     """With the size of an open dimension, as of Silero's file; the command of the refusal imports the file."""

@@ -135,7 +135,7 @@ NEAR = {
 }
 
 
-@pytest.mark.exhaustive(one_in=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", NEAR)
 def test_a_loop_that_is_no_cell_is_refused(case, tmp_path, rng):
     given, reason = NEAR[case]

@@ -292,6 +292,7 @@ def written_per_position(rng, preset, form="step"):
     return exported
 
 
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize("form", ["step", "sequence"])
 @pytest.mark.parametrize("preset", [("LSTM", "torch"), ("GRU", "torch"), ("RNN", "torch"), ("LSTM", "ba2016")], ids=str)
 def test_a_cell_for_each_position_that_is_written_out(preset, form, tmp_path, rng):

@@ -105,7 +105,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.exhaustive(one_in=12)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_is_not_the_same_step_for_every_frame_is_refused(why, tmp_path, rng):
     nodes, message = REFUSED[why]

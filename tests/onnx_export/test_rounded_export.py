@@ -66,7 +66,7 @@ def test_parity_and_load_of_every_preset(tmp_path, key, outputs, weights):
         assert np.array_equal(again.run(x), model.run(x))
 
 
-@pytest.mark.exhaustive(one_in=12)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("weights", ROUNDED)
 @pytest.mark.parametrize("opset", [13, 17, 18, 21, newest_opset()])
 def test_every_form_of_a_stack(weights, opset):
@@ -151,7 +151,7 @@ def floor_for_round(graph):
         node.op_type = "Floor" if node.op_type == "Round" else node.op_type
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize(
     "change",
     [

@@ -61,7 +61,7 @@ def test_the_header_compiles_alone_and_declares_everything(language, folder):
     )  # fmt: skip
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "compiler",
     [

@@ -124,6 +124,7 @@ def test_document_of_steps(steps):
     assert all(map(is_time, steps["call"].values()))
 
 
+@pytest.mark.exhaustive
 def test_arithmetic_is_measured_beside_its_limits(steps):
     rows = steps["lines"]["rows"]
     vectors = {"step_many, 64 streams": 64, "process, 200 frames": 1, "training, 20 steps of 32": 96}

@@ -164,7 +164,7 @@ def build_by_cmake(tmp_path, environment, find, source, *options):
     return tmp_path / "build" / "scores"
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive
 @needs("cmake")
 @pytest.mark.parametrize("source", ["scores.c", "scores.cpp"])
 def test_find_package(environment, prefix, data, tmp_path, source):

@@ -315,7 +315,7 @@ def test_floating_point_contraction_is_off_in_every_c_file():
         assert "-ffp-contract=off" in entry["command"], entry["file"]
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("python", ["true", "false"])
 def test_the_c_library_is_installed_for_c_alone(tmp_path, python):
     """A wheel has it inside the extension. Nothing is compiled here."""

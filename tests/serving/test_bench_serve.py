@@ -27,6 +27,7 @@ def test_every_message_is_answered_with_the_right_bits(document):
         assert record["mib"] > 1
 
 
+@pytest.mark.exhaustive
 def test_times_of_messages_and_engines(document):
     engines = {r["engine"] for r in document["records"]}
     assert {(r["engine"], r["steps"]) for r in document["messages"]} == {(engine, 3) for engine in engines}

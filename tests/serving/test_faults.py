@@ -179,6 +179,7 @@ def namespace():
         ip("netns", "del", name)
 
 
+@pytest.mark.exhaustive
 def test_a_network_partition(model, namespace):
     """The server's side stays half open; the client comes back on a new connection and takes the session over."""
     inside = ("ip", "netns", "exec", namespace)

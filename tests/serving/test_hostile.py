@@ -154,6 +154,7 @@ def test_a_client_that_vanishes_is_one_line_of_the_log(secure, tmp_path, caplog)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.exhaustive(one_in=2)
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])
 def test_silent_connections_keep_nobody_out(secure, tmp_path):
     """The oldest one is closed for a new one; sessions have places of their own."""
@@ -270,6 +271,7 @@ def test_the_log_has_a_line_for_each_session_refusal_and_loss():
         assert re.search(when + line, log, re.MULTILINE), (line, log)
 
 
+@pytest.mark.exhaustive
 def test_a_client_that_does_not_close_leaves_no_traceback():
     with servers.served(stderr=subprocess.PIPE) as (process, url):
         with socket.create_connection(("127.0.0.1", int(re.search(r":(\d+)/", url)[1]))) as stuck:

@@ -44,6 +44,7 @@ def test_the_worker_is_killed_while_a_recording_plays(browser, tmp_path):
         browser.picture(Path(os.environ.get("CNORM_SCREENSHOT", tmp_path / "page.png")))
 
 
+@pytest.mark.exhaustive
 def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
     """Also with a model of one's own, which has no recordings, and of an array in Fortran order, as of a transpose."""
     x = np.random.default_rng(3).standard_normal((40, 12), np.float32)

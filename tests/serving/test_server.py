@@ -426,6 +426,7 @@ def test_the_rate_of_a_session_is_limited():
         assert time.monotonic() - start > 0.4
 
 
+@pytest.mark.exhaustive
 def test_single_frames_in_a_window_keep_to_the_rate():
     """Each output is answered by a frame at once: no more than the rate, and one timer however many frames came."""
     rate, credit = 400.0, 64

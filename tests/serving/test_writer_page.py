@@ -113,6 +113,7 @@ def press(browser, key, code):
         browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
 
+@pytest.mark.exhaustive
 def test_a_line_is_drawn_while_it_is_written_without_a_mouse(browser, page, writer, tmp_path):
     opened(browser, page)
     press(browser, "Tab", 9)

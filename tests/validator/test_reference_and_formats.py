@@ -207,6 +207,7 @@ def test_a_folder_validates_all_models_and_returns_the_worst_exit_code(folder):
     assert invoke(folder / "inner", "--strict").exit_code == 1
 
 
+@pytest.mark.exhaustive
 def test_the_current_folder_is_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder / "inner")
     assert invoke(".").exit_code == invoke("./").exit_code == 0
@@ -288,6 +289,7 @@ def test_piped_text_has_one_line_per_finding_with_full_names(tmp_path):
     assert any(model.graph.node[0].name in line for line in result.output.splitlines())
 
 
+@pytest.mark.exhaustive
 def test_json_of_many_and_of_one(folder):
     many = json.loads(invoke(folder, "--format", "json").output)
     assert [Path(each["path"]).name for each in many["reports"]] == ["c.onnx", "a.onnx", "b.onnx"]
