@@ -1,11 +1,9 @@
 """What runtimes were seen to do with norms and recurrent operators: a table a runtime, written by `make runtimes`.
 
-A table of tables.toml has the version, the date, and for each operator a line for each *form*, the traits of its node
-(`traits.traits_of`) in alphabetical order, with what the runtime did: "right", "refuses", "ignores TRAIT", "off by E",
-"not finite", "other shape". A form without traits is the operator with its defaults, in float32. docs/runtimes.md shows
-all tables.
-
-Of our own exports a line is a list: the presets with that outcome, by the way in which they were written (`ways.WAYS`).
+A table of tables.toml has the version, the date, and for each operator lists by what the runtime did ("right",
+"refuses", "ignores TRAIT", "off by E", "not finite", "other shape") of the *forms* with that outcome: the traits of a
+node (`traits.traits_of`) in alphabetical order. A form without traits is the operator with its defaults, in float32.
+Of our own exports it lists the presets, by the way in which they were written (`ways.WAYS`). docs/runtimes.md has all.
 """
 
 from __future__ import annotations
@@ -109,9 +107,9 @@ def names() -> tuple[str, ...]:
 
 
 def _observations(data: dict[str, dict]) -> Iterator[Observation]:
-    for operator, lines in data["forms"].items():
-        for form, outcome in lines.items():
-            yield Observation(operator, frozenset(filter(None, form.split(", "))), outcome)
+    for operator, outcomes in data["forms"].items():
+        for outcome, forms in outcomes.items():
+            yield from (Observation(operator, frozenset(filter(None, form.split(", "))), outcome) for form in forms)
     for way, outcomes in data.get("exports", {}).items():
         for outcome, presets in outcomes.items():
             yield from (Observation("export", frozenset({preset, way}), outcome) for preset in presets)

@@ -141,9 +141,11 @@ def write(name: str, seen: dict[str, dict[str, str]]) -> None:
     lines = [f'version = "{version(name)}"', f'seen = "{date.today():%Y-%m-%d}"']
     exported = seen.pop("export", {})
     for operator, outcomes in seen.items():
-        lines += ["", f"[{name}.forms.{operator}]", *(f'"{form}" = "{what}"' for form, what in outcomes.items())]
+        lines += _by_outcome(f"{name}.forms.{operator}", outcomes)
     for way in WAYS if exported else ():
-        lines += ["", f'[{name}.exports."{way}"]', *(line.replace("~", " ") for line in _presets(exported, way))]
+        ending = f", {way}"
+        own = {form.removesuffix(ending): what for form, what in exported.items() if form.endswith(ending)}
+        lines += _by_outcome(f'{name}.exports."{way}"', own)
     found = runtimes.texts() | {name: "\n".join(lines)}
     (TABLES / runtimes.TABLES).write_text(
         "\n\n".join(f"[{each}]\n{found[each].strip()}" for each in sorted(found)) + "\n"
@@ -152,16 +154,17 @@ def write(name: str, seen: dict[str, dict[str, str]]) -> None:
         each.cache_clear()
 
 
-def _presets(outcomes: dict[str, str], way: str) -> Iterator[str]:
-    """The presets of each outcome in a way, by lines."""
+def _by_outcome(heading: str, outcomes: dict[str, str]) -> Iterator[str]:
+    """The forms, or presets, of each outcome, by lines."""
     found: dict[str, list[str]] = {}
     for form, what in outcomes.items():
-        preset, _, of = form.partition(", ")
-        if of == way:
-            found.setdefault(what, []).append(preset.replace(" ", "~"))  # a name is not to be broken
-    for what, presets in found.items():
-        names = ", ".join(f'"{preset}"' for preset in presets)
-        yield from [f'"{what}" = [', *textwrap.wrap(names, 118, break_on_hyphens=False), "]"]
+        found.setdefault(what, []).append(form)
+    yield from ["", f"[{heading}]"]
+    for what, own in found.items():
+        names = ", ".join(f'"{form.replace(" ", "~")}"' for form in own)  # ~: a name is not to be broken
+        line = f'"{what.replace(" ", "~")}"~=~[{names}]'
+        wrapped = textwrap.wrap(line, 118, break_long_words=False, break_on_hyphens=False)
+        yield from (part.replace("~", " ") for part in wrapped)
 
 
 def main(names: list[str]) -> None:
@@ -176,7 +179,6 @@ def main(names: list[str]) -> None:
             bad.append(name)
         else:
             write(name, seen)
-    runtimes.table.cache_clear()
     PAGE.write_text(page(SENTENCES))
     if bad:
         sys.exit(f"not written: {', '.join(bad)}, which a form ended")

@@ -62,7 +62,10 @@ def page(sentences: dict[str, str]) -> str:
         rows = (
             _exports(rows)
             if operator == "export"
-            else {", ".join(sorted(traits)) or "plain": cells for traits, cells in rows.items()}
+            else {
+                name or "plain": cells
+                for name, cells in sorted((", ".join(sorted(traits)), cells) for traits, cells in rows.items())
+            }
         )
         lines += [f"| {form} | {' | '.join(cells)} |" for form, cells in rows.items()]
     lines += ["", *_shares(tables)]
