@@ -35,8 +35,9 @@ INLINE void reduced_each(int n, f64v *t, f64v *scale)
     EACH(i, n) shifted[i] = t[i] * 1.4426950408889634 + round;
     EACH(i, n) t[i] = t[i] - (shifted[i] - round) * 0.6931471805599453; /* (1): t is r from here */
     EACH(i, n) q[i] = splat_f64(1.0 / 362880);
-    EACH(k, 7) EACH(i, n) q[i] = keep_f64(q[i] * t[i] + factors[k]); /* (2) */
-    EACH(i, n) t[i] = keep_f64((q[i] * t[i]) * t[i] + t[i]);         /* p */
+    EACH(k, 7)
+        EACH(i, n) q[i] = keep_f64(q[i] * t[i] + factors[k]); /* (2) */
+    EACH(i, n) t[i] = keep_f64((q[i] * t[i]) * t[i] + t[i]);  /* p */
     /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
     EACH(i, n) scale[i] = (f64v)(((i64v)shifted[i] << 52) + (i64v)splat_f64(1.0));
 }
