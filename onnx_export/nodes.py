@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, count
 
 import onnx
@@ -124,28 +124,57 @@ def _settle(function: onnx.FunctionProto, calls: list[onnx.NodeProto]) -> bool:
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with its local functions inlined, but those of another opset.
+    """A model with its local functions inlined, but those of another opset than the model's.
 
-    onnx's inliner drops the defaults of their attributes. So each call is given those that it leaves out, and the
-    functions that none calls are inlined first: only then is known what the calls in them leave out.
+    onnxruntime inlines them before it optimises, too, so it runs the same graph. onnx's inliner drops the defaults of
+    their attributes. So each call is given those that it leaves out, and the functions that none calls are inlined
+    first: only then is known what the calls in them leave out.
     """
-    while model.functions:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in copy.functions}
-        for node in (node for graph in all_graphs(copy.graph) for node in graph.node):
-            given = {each.name for each in node.attribute}
-            left_out = defaults.get((node.domain, node.op_type, node.overload), ())
-            node.attribute.extend(each for each in left_out if each.name not in given)
-        inner = {(node.domain, node.op_type) for node in model_nodes(onnx.ModelProto(functions=copy.functions))}
-        outer = [key[:2] for key in defaults if key[:2] not in inner]
-        try:
-            model = inliner.inline_selected_functions(copy, outer)
-        except RuntimeError:  # one has another opset
-            return inliner.inline_local_functions(copy)
-        if len(model.functions) == len(copy.functions):
-            return model
-    return model
+    if not model.functions:
+        return model
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    _give_defaults(whole)
+    versions = {each.domain: each.version for each in whole.opset_import}
+    functions = onnx.ModelProto(functions=whole.functions).functions
+    own, staying = [], []
+    for each in functions:
+        same = all(versions.get(one.domain, one.version) == one.version for one in each.opset_import)
+        (own if same else staying).append(each)
+    staying = _with_called(staying, functions)
+    del whole.functions[:]  # onnx's inliner takes no model with functions of another opset
+    whole.functions.extend(own)
+    while outer := {_name(each) for each in whole.functions} - _called(whole.functions):
+        whole = inliner.inline_selected_functions(whole, sorted(outer))
+        _give_defaults(whole)
+    whole.functions.extend(staying)
+    return whole
+
+
+def _name(function: onnx.FunctionProto) -> tuple[str, str]:
+    return function.domain, function.name
+
+
+def _called(functions: Iterable[onnx.FunctionProto]) -> set[tuple[str, str]]:
+    """Domains and names of what functions call, operators included."""
+    return {(node.domain, node.op_type) for node in model_nodes(onnx.ModelProto(functions=functions))}
+
+
+def _with_called(some: list[onnx.FunctionProto], functions) -> list[onnx.FunctionProto]:
+    """Some functions and those that they call."""
+    names = {_name(each) for each in some}
+    while more := _called(each for each in functions if _name(each) in names) - names:
+        names |= more
+    return [each for each in functions if _name(each) in names]
+
+
+def _give_defaults(model: onnx.ModelProto) -> None:
+    """Give calls of local functions the attributes that they leave out."""
+    defaults = {(*_name(each), each.overload): each.attribute_proto for each in model.functions}
+    for node in model_nodes(model):
+        given = {each.name for each in node.attribute}
+        left_out = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(each for each in left_out if each.name not in given)
 
 
 def drop_omitted(model: onnx.ModelProto, kinds: Collection[str] | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export.graph import constants
 from onnx_export.graph.sizes import shape_of
-from onnx_export.nodes import inlined, model_nodes, subgraphs
+from onnx_export.nodes import model_nodes, subgraphs
 
 _LONGEST_SHAPE = 2**17
 _IR_VERSION = 8  # of models made of some nodes: all runtimes here take it, with any opset
@@ -342,19 +342,10 @@ def function_key(name: str, domain: str) -> str:
 
 
 def mark_functions(model: onnx.ModelProto) -> None:
-    """Store the name of its local function in the metadata of each node, for `inline` loses it."""
+    """Store the name of its local function in the metadata of each node, for `inlined` loses it."""
     for function in model.functions:
         for node in every(function.node):
             node.metadata_props.add(key=FUNCTION_KEY, value=function_key(function.name, function.domain))
-
-
-def inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with its local functions inlined; their nodes keep the metadata of `mark_functions`.
-
-    onnxruntime inlines them before it optimises, too, so it runs the same graph. A function with another opset than
-    the model's is not inlined.
-    """
-    return inlined(model)
 
 
 def unit_roundoff(dtype: int) -> float:

@@ -18,7 +18,7 @@ import onnxruntime
 from cnorm.storage.files import replaces, write_whole
 from cnorm.text import clip, printable, quoted
 from onnx_export import ort
-from onnx_export.graph.scope import import_domains, inline, mark_functions, opset_versions, with_shapes
+from onnx_export.graph.scope import import_domains, mark_functions, opset_versions, with_shapes
 from onnx_export.graph.sizes import size
 from onnx_export.model_io import (
     Limits,
@@ -30,7 +30,7 @@ from onnx_export.model_io import (
     parse,
     read,
 )
-from onnx_export.nodes import drop_omitted, model_graphs, model_nodes, settle_references, sort_nodes
+from onnx_export.nodes import drop_omitted, inlined, model_graphs, model_nodes, settle_references, sort_nodes
 from onnx_export.validation import (
     inputs,
     lint,
@@ -377,7 +377,7 @@ def _find(model, weights, options: Options, report: ValidationReport, emit) -> t
     if not report.problem:
         # the calls of functions may contradict what they declare; inlined, onnxruntime does not see it
         report.problem = _refusal(model, weights) if model.functions else ""
-        model = inline(model)
+        model = inlined(model)
         settle_references(model)
     if options.infer_shapes:
         emit("stage", "shapes")

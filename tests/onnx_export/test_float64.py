@@ -140,6 +140,35 @@ def test_widen_leaves_no_narrow_type_and_does_not_modify_its_argument():
     assert not NARROW & {*types, wide.graph.initializer[0].data_type}
 
 
+def calling(operator, domain="", outer=None, **attributes):
+    """A function's node b = operator(a); `outer`: its attribute is the function's attribute of that name."""
+    node = helper.make_node(operator, ["a"], ["b"], domain=domain, **attributes)
+    if outer:
+        node.attribute[0].ClearField("f")
+        node.attribute[0].ref_attr_name = outer
+    return node
+
+
+def function(name, node, opset, defaults=(), attributes=()):
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("f", 1)]
+    return helper.make_function("f", name, ["a"], ["b"], [node], opsets, attributes, attribute_protos=list(defaults))
+
+
+@pytest.mark.parametrize("beside", [None, "Other", "Caller"])
+@pytest.mark.parametrize("passed_on", [False, True])
+def test_functions_keep_the_defaults_of_their_attributes(beside, passed_on):
+    """Also beside a function of another opset, which stays one, and where that calls the others."""
+    leaky = function("Leaky", calling("LeakyRelu", outer="slope", alpha=0.0), 17, [helper.make_attribute("slope", 0.3)])
+    given = {"outer": "inner", "slope": 0.0} if passed_on else {}
+    functions = [leaky, function("Nested", calling("Leaky", "f", **given), 17, attributes=["inner"][:passed_on])]
+    others = {"Other": calling("Identity"), "Caller": calling("Leaky", "f")}
+    functions += [function(beside, others[beside], 16)] if beside else []
+    nodes = [helper.make_node("Nested", ["x"], ["y"], domain="f")]
+    nodes += [helper.make_node("Other", ["x"], ["z"], domain="f")] if beside == "Other" else []
+    results = run(nodes, {"x": np.float32([-1, 2])}, functions=functions)
+    np.testing.assert_allclose(results["y"], [-0.3, 2], rtol=1e-7)
+
+
 def test_errors_name_what_is_missing():
     tensor = numpy_helper.from_array(np.ones(4, np.float32), "weights")
     tensor.ClearField("raw_data")

@@ -15,9 +15,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from writings import LEVELS, saved
 
 from onnx_export import ort
-from onnx_export.graph.scope import inline
 from onnx_export.model_io import Limits, parse
-from onnx_export.nodes import sort_nodes
+from onnx_export.nodes import inlined, sort_nodes
 from onnx_export.validation.examine import examine
 from onnx_export.validation.lint import lint_unclaimed
 from onnx_export.validation.lock import compare, facts
@@ -33,7 +32,7 @@ def norms(model):
     """(near miss, formula) of each norm."""
     sort_nodes(model)
     with suppress(onnx.shape_inference.InferenceError):  # the converter leaves types that contradict each other
-        model = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
+        model = onnx.shape_inference.infer_shapes(inlined(model), data_prop=True)
     if any(node.domain for node in model.graph.node):
         ort.add_types(model)
     return sorted(bool(norm.near_miss) for norm in find(model))

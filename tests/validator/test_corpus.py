@@ -5,9 +5,8 @@ import pytest
 from corpus import archive, make_jax, make_keras, make_paddle, make_pytorch, make_transformers
 from corpus.sound_transformers import examined
 
-from onnx_export.graph.scope import inline
 from onnx_export.model_io import Limits, parse
-from onnx_export.nodes import sort_nodes
+from onnx_export.nodes import inlined, sort_nodes
 from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
@@ -34,7 +33,7 @@ def form_of(name):
 def test_norms_of_an_exported_file_are_found(exporter, name):
     model = parse(archive.read(exporter)[name], Limits())
     sort_nodes(model)
-    model = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
+    model = onnx.shape_inference.infer_shapes(inlined(model), data_prop=True)
     found = ["~" * bool(norm.near_miss) + norm.formula.name for norm in find(model)]
     assert found == SCRIPTS[exporter].FORMS[form_of(name)]
 

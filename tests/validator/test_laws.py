@@ -11,11 +11,11 @@ from corpus import archive
 from writings import Writing
 
 from onnx_export import operators
-from onnx_export.graph.scope import inline, scopes, with_shapes
+from onnx_export.graph.scope import scopes, with_shapes
 from onnx_export.laws.fit import Source
 from onnx_export.laws.sources import norms
 from onnx_export.model_io import Limits, parse
-from onnx_export.nodes import settle_references, sort_nodes
+from onnx_export.nodes import inlined, settle_references, sort_nodes
 from onnx_export.validation.patterns import find
 
 
@@ -40,12 +40,12 @@ AGREED = {
 
 
 def by_law(model):
-    found = [each.fit for scope in scopes(with_shapes(inline(model))) for each in norms(scope)]
+    found = [each.fit for scope in scopes(with_shapes(inlined(model))) for each in norms(scope)]
     return sorted((bool(each.words), each.law.formula) for each in found)
 
 
 def by_pattern(model):
-    found = find(with_shapes(inline(model)), laws=False)
+    found = find(with_shapes(inlined(model)), laws=False)
     return sorted((bool(norm.near_miss), norm.formula.name) for norm in found if not norm.operator)
 
 
@@ -97,7 +97,7 @@ def test_laws_and_patterns_agree_on_the_corpus(exporter, name):
 def read(data):
     model = parse(data, Limits())
     sort_nodes(model)
-    model = inline(model)
+    model = inlined(model)
     settle_references(model)
     return model
 

@@ -6,7 +6,8 @@ import onnx
 import pytest
 from onnx import TensorProto, defs, helper
 
-from onnx_export.graph.scope import inline, scopes
+from onnx_export.graph.scope import scopes
+from onnx_export.nodes import inlined
 from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
@@ -337,7 +338,7 @@ def test_onnxs_own_expansion_of_an_operator_is_found(name, shape):
     if "five" in inputs:
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(5, np.float32), "five"))
     model.functions.append(body)
-    whole = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
+    whole = onnx.shape_inference.infer_shapes(inlined(model), data_prop=True)
     (norm,) = find(whole)
     assert norm.formula.name == formula
     assert bool(norm.scale) == (name in ("LayerNormalization", "RMSNormalization"))
