@@ -43,7 +43,7 @@ define c_tests
 endef
 
 ctest: .venv/built           ## the tests of the C library, without Python
-	$(call c_tests,c)
+	$(BIN)/meson test -C build/release --print-errorlogs
 
 amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
 	$(PYTHON) -P src/amalgamate.py build/amalgamation
@@ -73,29 +73,33 @@ aarch64: .venv/built         ## the same for 64-bit ARM, emulated: gcc-aarch64-l
 
 valgrind: export CNORM_ISA := avx2
 valgrind: .venv/built        ## under valgrind, which lacks AVX-512: every 7th length, without the tests that would take an hour
-	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' --test-args 7 \
-	  test_capi test_guard_pages test_threads test_network test_cells)
+	$(BIN)/meson test -C build/release --print-errorlogs -t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' \
+	  --test-args 7 test_capi test_guard_pages test_threads test_network test_cells
 
+# The C tests and the extension with ASan and UBSan: one build, build/asan, which is installed into its folder `site`.
 ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
-asan: .venv/built            ## with ASan and UBSan, which takes a few minutes
-	$(call c_tests,asan,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
+build/asan/site: .venv/built FORCE
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target $@ -Cbuild-dir=build/asan \
+	  $(addprefix -Csetup-args=,-Dstrict=true -Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
+FORCE:
+
+asan: build/asan/site        ## with ASan and UBSan, which takes a few minutes
+	$(BIN)/meson test -C build/asan --print-errorlogs -t 10
 
 sanitize: asan               ## then threads with TSan, and the extension with ASan and UBSan under pytest
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
 	$(call sanitized_pytest,-k 'not hundred_thousand_streams' $(SANITIZED))
 
 # Rejected arguments, and the extension under garbage collection, forks, threads and failing allocations.
-sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection for CI
+sanitize-quick: build/asan/site ## the extension under ASan and UBSan, a selection for CI
 	$(call sanitized_pytest,$(addprefix tests/norms/test_,errors.py lying_arguments.py) tests/project/test_changed_arrays.py tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
 
-# $(call sanitized_pytest,arguments): pytest with the extension under ASan and UBSan. -S hides the editable install, which is
+# $(call sanitized_pytest,arguments): pytest with the extension of build/asan/site. -S hides the editable install, which is
 # a .pth file. No pytest-xdist: its workers would not get -S.
 define sanitized_pytest
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
-	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  PYTHONPATH="build/sanitize-python/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
+	  PYTHONPATH="build/asan/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
 	  $(BIN)/python -S -P -m pytest -q -p no:cacheprovider $1
 endef
 
@@ -106,12 +110,11 @@ SANITIZED := $(patsubst %,tests/norms/test_%.py,errors lying_arguments propertie
   stream_state conv elementwise taps) $(patsubst %,tests/train/test_torch_%.py,cells sequences misuse)
 
 golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
-	$(call configure,c,-Dstrict=true)
-	$(BIN)/meson compile -C build/c golden
-	build/c/tests/c/golden --write tests/golden
+	$(BIN)/meson compile -C build/release golden
+	build/release/tests/c/golden --write tests/golden
 
 exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs, fma on 10^8 triples (minutes)
-	$(call c_tests,c,,--benchmark exhaustive fma)
+	$(BIN)/meson test -C build/release --print-errorlogs --benchmark exhaustive fma
 
 soak: .venv/built            ## ten million steps of every cell with zero input (minutes)
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
@@ -169,12 +172,13 @@ cluster: .venv/built         ## the examples and tests with a local Ray and a lo
 	$(BIN)/python -m pip install --quiet --target build/cluster ray distributed
 	PYTHONPATH=build/cluster $(BIN)/python -P -m pytest -q tests/cluster
 
-# The editable install rebuilds changed sources on import: edit C, then run pytest.
+# The editable install, whose build is build/release, rebuilds changed sources on import: edit C, then run pytest.
 .venv/built: pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --verbose --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install --verbose --no-build-isolation --no-deps -Cbuild-dir=build/release -Csetup-args=-Dstrict=true \
+	  --editable .
 	@touch $@
 
 lock: .venv/built            ## rewrite requirements.lock: newest versions of the tools, with hashes
