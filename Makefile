@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# the editable install's build, with the C tests
+RELEASE = build/cp$(shell $(BIN)/python -c 'import sys; print(*sys.version_info[:2], sep="")')
 
 .PHONY: help demo test test-all lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients presets fuzz malformed mutated cluster paper paper-long runtimes frameworks docs lock clean
 
@@ -43,7 +45,7 @@ define c_tests
 endef
 
 ctest: .venv/built           ## the tests of the C library, without Python
-	$(BIN)/meson test -C build/release --print-errorlogs
+	$(BIN)/meson test -C $(RELEASE) --print-errorlogs
 
 amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
 	$(PYTHON) -P src/amalgamate.py build/amalgamation
@@ -73,7 +75,7 @@ aarch64: .venv/built         ## the same for 64-bit ARM, emulated: gcc-aarch64-l
 
 valgrind: export CNORM_ISA := avx2
 valgrind: .venv/built        ## under valgrind, which lacks AVX-512: every 7th length, without the tests that would take an hour
-	$(BIN)/meson test -C build/release --print-errorlogs -t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' \
+	$(BIN)/meson test -C $(RELEASE) --print-errorlogs -t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' \
 	  --test-args 7 test_capi test_guard_pages test_threads test_network test_cells
 
 # The C tests and the extension with ASan and UBSan: one build, build/asan, which is installed into its folder `site`.
@@ -110,11 +112,11 @@ SANITIZED := $(patsubst %,tests/norms/test_%.py,errors lying_arguments propertie
   stream_state conv elementwise taps) $(patsubst %,tests/train/test_torch_%.py,cells sequences misuse)
 
 golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
-	$(BIN)/meson compile -C build/release golden
-	build/release/tests/c/golden --write tests/golden
+	$(BIN)/meson compile -C $(RELEASE) golden
+	$(RELEASE)/tests/c/golden --write tests/golden
 
 exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs, fma on 10^8 triples (minutes)
-	$(BIN)/meson test -C build/release --print-errorlogs --benchmark exhaustive fma
+	$(BIN)/meson test -C $(RELEASE) --print-errorlogs --benchmark exhaustive fma
 
 soak: .venv/built            ## ten million steps of every cell with zero input (minutes)
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
@@ -172,13 +174,12 @@ cluster: .venv/built         ## the examples and tests with a local Ray and a lo
 	$(BIN)/python -m pip install --quiet --target build/cluster ray distributed
 	PYTHONPATH=build/cluster $(BIN)/python -P -m pytest -q tests/cluster
 
-# The editable install, whose build is build/release, rebuilds changed sources on import: edit C, then run pytest.
+# The editable install, whose build is RELEASE, rebuilds changed sources on import: edit C, then run pytest.
 .venv/built: pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --verbose --no-build-isolation --no-deps -Cbuild-dir=build/release -Csetup-args=-Dstrict=true \
-	  --editable .
+	$(BIN)/python -m pip install --verbose --no-build-isolation --no-deps -Csetup-args=-Dstrict=true --editable .
 	@touch $@
 
 lock: .venv/built            ## rewrite requirements.lock: newest versions of the tools, with hashes

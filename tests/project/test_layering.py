@@ -33,7 +33,8 @@ def build_folder():
 
 
 def object_files():
-    found = sorted(build_folder().rglob("*.o"))
+    """Those of the extension and of the C library; the C tests have theirs in tests/."""
+    found = sorted({*build_folder().rglob("*.o")} - {*(build_folder() / "tests").rglob("*.o")})
     assert found, f"{build_folder()} has no object files: build the project first"
     return found
 
