@@ -15,11 +15,17 @@ static ptrdiff_t output_floats(const cnorm_layer *layers, int count, ptrdiff_t r
     return total;
 }
 
+/* floats of the places of `count` layers' outputs */
+static ptrdiff_t place_floats(int count)
+{
+    return padded_units(count * (ptrdiff_t)(sizeof(const_rows) / sizeof(float)));
+}
+
 static ptrdiff_t scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
 {
     ptrdiff_t largest = 0;
     for (int i = 0; i < count; ++i) largest = larger(largest, cnorm_layer_scratch(&layers[i], rows));
-    return output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
+    return place_floats(count - 1) + output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
 }
 
 /* The rows that are computed together, of a caller's `rows`: at most CNORM_ROWS, and fewer where layers are so wide
@@ -44,22 +50,29 @@ typedef struct {
     const cnorm_layer *layers;
     int count, steps;
     ptrdiff_t rows;
-    float *const *states;           /* [1] with steps, else one for each row */
-    float *scratch, *layer_scratch; /* cnorm_scratch_floats: the outputs of layers, then what a layer needs */
+    float *const *states; /* [1] with steps, else one for each row */
+    /* cnorm_scratch_floats: where the output of each layer but the last is, the outputs, then what a layer needs */
+    const_rows *places;
+    float *scratch, *layer_scratch;
 } network_call;
 
-/* The input of the layer `back` places before layer `index`: x, or the output that the layer before it keeps in scratch
- * [rows, padded outputs]. `at`: where the output of layer `index` goes. */
-static const_rows earlier_input(const network_call *call, ptrdiff_t index, ptrdiff_t back, const_rows x, float *at)
+/* The input of the layer `back` places before layer `index`: x, or the output of the layer before it. */
+static const_rows earlier_input(const network_call *call, ptrdiff_t index, ptrdiff_t back, const_rows x)
 {
-    if (back == index) return x;
-    ptrdiff_t width = 0;
-    for (ptrdiff_t i = index - 1; i >= index - back - 1; --i) {
-        const cnorm_layer *layer = &call->layers[i];
-        width = padded_units(layer_size(layer, cnorm_layer_ops_of(layer->kind)->outputs));
-        at -= call->rows * width;
-    }
-    return (const_rows){at, width};
+    return back == index ? x : call->places[index - back - 1];
+}
+
+/* Whether the output of layer `index` is a part of an earlier output, which is then not copied but read there. */
+static int is_view(const network_call *call, int index, const_rows *y)
+{
+    const cnorm_layer *layer = &call->layers[index];
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
+    if (!ops->part || index + 1 == call->count) return 0;
+    const layer_read from = ops->part(layer);
+    if (from.count == 0 || from.back == index) return 0; /* y of the call may be x of the call */
+    *y = call->places[index - from.back - 1];
+    y->at += from.start;
+    return 1;
 }
 
 /* Whether layer `index` also does the one behind the next, which reads the same x through a copy of it. */
@@ -91,13 +104,11 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
         const ptrdiff_t width = padded_units(layer_size(layer, ops->outputs));
         one.layer = layer;
         const int last = i + 1 == call->count;
-        float *const to = last ? y.at : out; /* not read again from `one`: its halves are stored one by one */
-        const ptrdiff_t stride = last ? y.stride : width;
-        one.y.at = to, one.y.stride = stride;
+        one.y = last ? y : (float_rows){out, width};
         for (int k = 0; k < ops->reads; ++k) {
             const ptrdiff_t back = ops->read(layer, k).back;
             if (back == 0) break;
-            one.read[k] = earlier_input(call, i, back, x, out);
+            one.read[k] = earlier_input(call, i, back, x);
         }
         one.beside = NULL;
         if (i != done && does_two(call, i)) {
@@ -105,9 +116,11 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
             const ptrdiff_t beside_width = padded_units(cnorm_layer_outputs(layer + 2));
             one.beside = layer + 2, one.y_beside = (float_rows){out + between, beside_width}, done = i + 2;
         }
-        if (i != done) ops->run(&one);
+        const_rows place = {one.y.at, one.y.stride};
+        if (i != done && !is_view(call, i, &place)) ops->run(&one);
         if (ops->state) one.offset += cnorm_layer_state_floats(layer);
-        one.x.at = to, one.x.stride = stride;
+        if (!last) call->places[i] = place;
+        one.x = place;
         out += call->rows * width;
     }
 }
@@ -143,7 +156,8 @@ static cnorm_status run_frames(const cnorm_frames *frames, int steps)
         return CNORM_ERROR_TOKEN;
     const ptrdiff_t rows = rows_together(frames->layers, frames->count, frames->rows > 1 ? frames->rows : 1);
     call.layers = frames->layers, call.count = frames->count, call.rows = rows;
-    call.scratch = frames->scratch;
+    call.places = (const_rows *)(void *)frames->scratch;
+    call.scratch = frames->scratch + place_floats(call.count - 1);
     call.layer_scratch = call.scratch + output_floats(call.layers, call.count - 1, rows);
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t t = 0; t < total; t += rows) {

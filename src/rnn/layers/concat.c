@@ -66,24 +66,37 @@ static layer_read concat_origin(const cnorm_layer *layer, ptrdiff_t element)
     return (layer_read){.back = is->parts[i].back, .start = is->parts[i].start + element};
 }
 
+static layer_read concat_part(const cnorm_layer *layer)
+{
+    const struct cnorm_part *part = layer->as.concat.parts;
+    if (parts_of(&layer->as.concat) > 1) return (layer_read){0};
+    return (layer_read){part->back, part->n, part->start, part->count, 0, 0};
+}
+
 static ptrdiff_t concat_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 {
     (void)rows;
     return padded_units(layer->as.concat.outputs);
 }
 
-/* A row is collected in scratch, because y may be the input of the first layer, which a part may be. */
+/* A row is collected in scratch if y overlaps a part of it, which may be of the input of the first layer. */
 static void concat_run(const layer_run *call)
 {
     const cnorm_concat *is = &call->layer->as.concat;
     const int count = parts_of(is);
     for (ptrdiff_t s = 0; s < call->n; ++s) {
-        float *to = call->scratch;
-        for (int i = 0, k = 0; i < count; to += is->parts[i++].count) {
-            const const_rows from = is->parts[i].back > 0 ? call->read[k++] : call->x;
-            memcpy(to, from.at + s * from.stride + is->parts[i].start, (size_t)is->parts[i].count * sizeof *to);
+        const float *from[CNORM_PARTS];
+        float *const y = call->y.at + s * call->y.stride;
+        int direct = 1;
+        for (int i = 0, k = 0; i < count; ++i) {
+            const const_rows rows = is->parts[i].back > 0 ? call->read[k++] : call->x;
+            from[i] = rows.at + s * rows.stride + is->parts[i].start;
+            direct = direct && apart(y, is->outputs, from[i], is->parts[i].count);
         }
-        memcpy(call->y.at + s * call->y.stride, call->scratch, (size_t)is->outputs * sizeof *to);
+        float *to = direct ? y : call->scratch;
+        for (int i = 0; i < count; to += is->parts[i++].count)
+            memcpy(to, from[i], (size_t)is->parts[i].count * sizeof *to);
+        if (!direct) memcpy(y, call->scratch, (size_t)is->outputs * sizeof *to);
     }
 }
 
@@ -111,6 +124,7 @@ const layer_ops cnorm_concat_ops = {
     .origin = concat_origin,
     .reads = LAYER_READS,
     .read = concat_read,
+    .part = concat_part,
     .scratch = concat_scratch,
     .run = concat_run,
     .backward = concat_backward,

@@ -185,8 +185,11 @@ static int conv_in_lanes(const cnorm_kernels *kernels, const cnorm_conv *conv, c
     if (tiny) return 0;
     const lanes_scratch scratch = lanes_scratch_of(conv, memory);
     const ptrdiff_t row = conv->stride * scratch.part;
-    for (ptrdiff_t c = 0; c < conv->channels; ++c)
-        channel_in_lanes(conv, scratch.part, x + c * conv->positions, scratch.frame + c * row);
+    if (row == conv->positions && conv->stride == 1)
+        memcpy(scratch.frame, x, (size_t)(conv->channels * row) * sizeof *y);
+    else
+        for (ptrdiff_t c = 0; c < conv->channels; ++c)
+            channel_in_lanes(conv, scratch.part, x + c * conv->positions, scratch.frame + c * row);
     memset(scratch.frame + conv->channels * row, 0, CNORM_GATE_PAD * sizeof *y);
     for (ptrdiff_t t = 0; t < conv->taps; ++t) {
         const ptrdiff_t at = t * conv->dilation, turns = strides_in(conv, at);

@@ -51,11 +51,11 @@ static void delay_run(const layer_run *call)
         float *state = kept_frames(of) > 0 ? call->states[call->steps ? 0 : s] + call->offset : NULL;
         const const_rows x = {call->x.at + s * call->x.stride, 0};
         float *y = call->y.at + s * call->y.stride;
-        const int apart = (uintptr_t)(y + outputs) <= (uintptr_t)x.at || (uintptr_t)(x.at + of.floats) <= (uintptr_t)y;
-        float *to = apart ? y : call->scratch;
+        const int direct = apart(y, outputs, x.at, of.floats);
+        float *to = direct ? y : call->scratch;
         cnorm_history_windows(of, state, 1, x, (float_rows){to, 0});
         cnorm_history_append(of, state, 1, x);
-        if (!apart) memcpy(y, to, (size_t)outputs * sizeof *state);
+        if (!direct) memcpy(y, to, (size_t)outputs * sizeof *state);
     }
 }
 

@@ -1,7 +1,7 @@
 /* CNORM_LAYER_PERMUTE: the axes of a frame in another order. */
 #include <string.h>
 
-#include "../layers.h"
+#include "frames.h"
 
 #define AXIS(i) LAYER_OPTION(permute, lengths[i], OPTION_SIZE), LAYER_OPTION(permute, axes[i], OPTION_INT)
 
@@ -64,18 +64,26 @@ static ptrdiff_t permute_scratch(const cnorm_layer *layer, ptrdiff_t rows)
     return padded_units(layer->as.permute.n);
 }
 
-/* to = from in y's order or, `back`, from y's order into x's; the last axis in one run */
+/* to = from in y's order or, `back`, from y's order into x's: the last two axes at once, which may be a transpose */
 static void permuted(const order *y, ptrdiff_t n, int back, const float *from, float *to)
 {
-    const ptrdiff_t run = y->lengths[CNORM_AXES - 1], stride = y->strides[CNORM_AXES - 1];
+    const ptrdiff_t *const lengths = y->lengths + CNORM_AXES - 2, *const strides = y->strides + CNORM_AXES - 2;
     ptrdiff_t start = 0, index[CNORM_AXES] = {0}; /* element(y, at) without divisions */
-    for (ptrdiff_t at = 0; at < n; at += run) {
-        if (back)
-            for (ptrdiff_t i = 0; i < run; ++i) to[start + i * stride] = from[at + i];
-        else if (stride == 1) memcpy(to + at, from + start, (size_t)run * sizeof *to);
-        else
-            for (ptrdiff_t i = 0; i < run; ++i) to[at + i] = from[start + i * stride];
-        for (int i = CNORM_AXES - 2; i >= 0; --i) {
+    for (ptrdiff_t at = 0; at < n; at += lengths[0] * lengths[1]) {
+        if (strides[0] == 1 && strides[1] > 1) {
+            const const_rows in = back ? (const_rows){from + at, lengths[1]} : (const_rows){from + start, strides[1]};
+            const float_rows out = back ? (float_rows){to + start, strides[1]} : (float_rows){to + at, lengths[1]};
+            cnorm_transpose(lengths[!back], lengths[back], in, out);
+        } else
+            for (ptrdiff_t i = 0; i < lengths[0]; ++i) {
+                const ptrdiff_t x = start + i * strides[0], row = at + i * lengths[1];
+                if (back)
+                    for (ptrdiff_t j = 0; j < lengths[1]; ++j) to[x + j * strides[1]] = from[row + j];
+                else if (strides[1] == 1) memcpy(to + row, from + x, (size_t)lengths[1] * sizeof *to);
+                else
+                    for (ptrdiff_t j = 0; j < lengths[1]; ++j) to[row + j] = from[x + j * strides[1]];
+            }
+        for (int i = CNORM_AXES - 3; i >= 0; --i) {
             start += y->strides[i];
             if (++index[i] < y->lengths[i]) break;
             start -= y->lengths[i] * y->strides[i];
@@ -84,14 +92,17 @@ static void permuted(const order *y, ptrdiff_t n, int back, const float *from, f
     }
 }
 
-/* A row is collected in scratch, because y may be x. */
+/* A row is collected in scratch if y overlaps x. */
 static void permute_run(const layer_run *call)
 {
     const ptrdiff_t n = call->layer->as.permute.n;
-    const order y = order_of(&call->layer->as.permute);
+    const order of = order_of(&call->layer->as.permute);
     for (ptrdiff_t s = 0; s < call->n; ++s) {
-        permuted(&y, n, 0, call->x.at + s * call->x.stride, call->scratch);
-        memcpy(call->y.at + s * call->y.stride, call->scratch, (size_t)n * sizeof(float));
+        const float *x = call->x.at + s * call->x.stride;
+        float *y = call->y.at + s * call->y.stride;
+        const int direct = apart(y, n, x, n);
+        permuted(&of, n, 0, x, direct ? y : call->scratch);
+        if (!direct) memcpy(y, call->scratch, (size_t)n * sizeof *y);
     }
 }
 
