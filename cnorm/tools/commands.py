@@ -176,7 +176,8 @@ def export(model, out, batch, check, as_json, **options):
 @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
 @SMALLEST
 @click.option("--check", "npz", type=FILE, metavar="FRAMES.npz",
-              help="Run these recordings, arrays [frames, inputs], too; y has the expected outputs of x.")  # fmt: skip
+              help="Run these recordings, arrays [frames, inputs], too; y has the expected outputs of x. "
+                   "OUT is written only if they agree.")  # fmt: skip
 @click.option("--table", is_flag=True, help="Print every row of the comparison.")
 @click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.",
               **named_values(float))  # fmt: skip

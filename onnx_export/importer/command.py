@@ -43,7 +43,7 @@ _PAIR = re.compile(r"'([^']*)'(?:: *'?([^',}]+)'?)?")
 def import_file(
     console, path: str, out: str, *, weights: str | None, smallest: int | None, npz: str | None, table: bool, **given
 ) -> bool:
-    """Read `path`, print what was found, write `out`; whether the recordings of `npz` agree, too.
+    """Read `path`, print what was found, and write `out` if the recordings of `npz` agree; whether they do.
 
     Parameters
     ----------
@@ -74,14 +74,16 @@ def import_file(
     model = found.model.with_weights(weights, smallest=smallest) if weights else found.model
     if weights:
         _show_rounding(console, found.model, model)
-    same = npz is None or _compare(console, result, model, npz)
+    if npz is not None and not _compare(console, result, model, npz):
+        console.print(f"{out} is not written: the recordings of {npz} disagree", markup=False, soft_wrap=True)
+        return False
     _show_times(console, result, model)
     if out.lower().endswith(".cnorm"):
         write_whole(out, model.packed_bytes())
     else:
         model.save(out)
     console.print(f"{out}: {model.weights} weights, {model.nbytes} bytes of them", markup=False, soft_wrap=True)
-    return same
+    return True
 
 
 def as_options(text: str) -> str:

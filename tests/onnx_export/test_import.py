@@ -530,6 +530,7 @@ def test_the_command_takes_a_frameworks_outputs(wrong, code, tmp_path, rng, caps
     assert "recording x_2 against the file: the outputs agree" in printed
     assert re.search(r"with int8 weights: off by at most \S+ in 200 random frames", printed)
     assert "engine against tensor" in printed
+    assert (tmp_path / "m.cnorm").exists() != wrong
 
 
 def test_messages_of_the_command_name_its_options(tmp_path, rng, capsys):
