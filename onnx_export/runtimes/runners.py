@@ -1,8 +1,7 @@
 """One function for each runtime, and the versions they are pinned to.
 
-`python runners.py NAME FOLDER` runs every file of a folder, each in a child process with a time limit, in the
-environment that tests/runtimes/measure.py made for that runtime. `python runners.py NAME FILE OUTPUT...` answers calls
-for `parity_engines.RuntimeEngine`. It imports the runtime and NumPy, nothing of cnorm.
+`python runners.py NAME FILE OUTPUT...` answers calls for `parity_engines.RuntimeEngine`. It imports the runtime and
+NumPy, nothing of cnorm.
 
 To add a runtime, write a function under `@runtime(PINNED PACKAGES)`. It imports the runtime once and returns a function
 of a path and the names of outputs, which loads the file and returns a function from arrays by input names to the
@@ -28,7 +27,6 @@ import numpy as np
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 SECONDS = 60  # of a processor for a file, compilers included, each process of its own
-WAIT = 600  # seconds of wall time for a file: a busy machine gives few of a processor
 MEMORY = 16 << 30  # bytes of data
 RUNTIMES: dict[str, Callable] = {}
 PINS: dict[str, tuple[str, ...]] = {}
@@ -306,63 +304,13 @@ def _command(*words):
     return done.stdout
 
 
-# ------------------------------------------------------------------------------------------------ a whole folder
+# -------------------------------------------------------------------------------------------------- calls of a file
 
 
-def left_out(name: str, traits: list[str]) -> bool:
-    """Whether a form, its operator among its traits, is not run there."""
-    return any(trait in LEFT_OUT[name] for trait in traits)
-
-
-def run_folder(name: str, folder: Path) -> None:
-    """Run every file NUMBER.onnx with the inputs of NUMBER.npz, and write NAME.json: what became of each."""
-    load, told = RUNTIMES[name](), {}
-    for path in sorted(folder.glob("*.onnx")):
-        if not left_out(name, json.loads(path.with_suffix(".json").read_text())["traits"]):
-            told[path.stem] = _in_child(load, path, folder / f"{path.stem}.{name}.npz")
-    (folder / f"{name}.json").write_text(json.dumps(told, indent=1))
-
-
-def _in_child(load, path: Path, result: Path) -> str:
-    """Empty where the runtime gave results, else its refusal, "killed by SIGNAL" or "took too long"."""
-    result.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        child = os.fork()
-        if not child:
-            _child(load, path, result, Path(scratch))
-        status = os.waitpid(child, 0)[1]
-        refusal = Path(scratch) / "refusal"
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            late = number in (signal.SIGALRM, signal.SIGXCPU)
-            return "took too long" if late else f"killed by {signal.Signals(number).name}"
-        return refusal.read_text() if refusal.exists() else ""
-
-
-def _child(load, path: Path, result: Path, scratch: Path) -> None:
-    os.setpgid(0, 0)
-    _limit(resource.RLIMIT_CPU, SECONDS)
-    signal.alarm(WAIT)
-    os.chdir(scratch)
-    sink = os.open("log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(sink, 1), os.dup2(sink, 2)
-    try:
-        outputs = json.loads(path.with_suffix(".json").read_text())["outputs"]
-        np.savez(result, *load(str(path), outputs)(dict(np.load(path.with_suffix(".npz")))))
-    except BaseException as error:  # a runtime may raise anything, such as pyo3's panic
-        if resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime >= SECONDS:
-            os.kill(os.getpid(), signal.SIGXCPU)  # its compiler was ended, so this is no refusal
-        Path("refusal").write_text(" ".join(f"{type(error).__name__}: {error}".split())[:400])
-    os._exit(0)
-
-
-def _limit(kind: int, most: int) -> None:
+def limit(kind: int, most: int) -> None:
     """Set the soft limit of a resource, below its hard one."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-# -------------------------------------------------------------------------------------------------- calls of a file
 
 
 def answer(name: str, path: str, outputs: list[str]) -> None:
@@ -372,8 +320,8 @@ def answer(name: str, path: str, outputs: list[str]) -> None:
     """
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a runtime prints is no message
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_DATA, MEMORY)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_DATA, MEMORY)
     call = None
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
@@ -385,7 +333,7 @@ def answer(name: str, path: str, outputs: list[str]) -> None:
                 reply = io.BytesIO()
                 np.savez(reply, *call(dict(given)))
                 kind, data = "npz", reply.getvalue()
-            except BaseException as error:  # as in _child
+            except BaseException as error:  # a runtime may raise anything, such as pyo3's panic
                 kind, data = "text", f"{type(error).__name__}: {error}".encode()[:400]
             signal.alarm(0)
             sink.write(f"{len(data)} {kind}\n".encode() + data)
@@ -393,7 +341,4 @@ def answer(name: str, path: str, outputs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:]:
-        answer(sys.argv[1], sys.argv[2], sys.argv[3:])
-    else:
-        run_folder(sys.argv[1], Path(sys.argv[2]))
+    answer(sys.argv[1], sys.argv[2], sys.argv[3:])
