@@ -47,14 +47,15 @@ static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
     return r / matrix->units * padded_units(matrix->units) + r % matrix->units;
 }
 
-/* 2^-63 of the largest of w [count], at least 2^-126: smaller ones are packed as 0, because their products may be
- * subnormal */
+/* 2^-63, or that part of the largest of w [count] if it is below 1, at least 2^-126: smaller ones are packed as 0,
+ * because their products may be subnormal */
 static float least_weight(ptrdiff_t count, const float *w)
 {
     float largest = 0;
     for (ptrdiff_t i = 0; i < count; ++i)
         if (fabsf(w[i]) > largest) largest = fabsf(w[i]);
     if (!(largest <= 0x1.fffffep127f)) return 0;
+    if (largest >= 1) return 0x1p-63f;
     return largest > 0x1p-63f ? largest * 0x1p-63f : 0x1p-126f;
 }
 

@@ -112,3 +112,22 @@ def test_weights_that_are_tiny_beside_the_largest_are_zero(rng):
         assert (layer.weights["weight"][tiny] != 0).all()
     kept = cnorm.Linear(weight * np.float32(2.0**-90), None)
     assert np.abs(cnorm.Model([kept]).run(x)).max() > 2.0**-90
+
+
+@pytest.mark.parametrize("largest", [2.0**20, 2.0**57, 2.0**100])
+def test_a_large_weight_takes_nothing_from_others(largest, rng):
+    """Of an output that does not read it, and of a token that is another row."""
+    weight, x = rng.standard_normal((UNITS, INPUTS)).astype(np.float32), rng.standard_normal((FRAMES, INPUTS))
+    x = x.astype(np.float32)
+    wanted = cnorm.Model([cnorm.Linear(weight, None)]).run(x)
+    large = weight.copy()
+    large[3, 5] = largest
+    found = cnorm.Model([cnorm.Linear(large, None)]).run(x)
+    assert np.delete(found, 3, axis=1).tobytes() == np.delete(wanted, 3, axis=1).tobytes()
+    x[:, 5] = 0
+    assert (
+        cnorm.Model([cnorm.Linear(large, None)]).run(x).tobytes()
+        == cnorm.Model([cnorm.Linear(weight, None)]).run(x).tobytes()
+    )
+    tokens = np.arange(UNITS, dtype=np.float32)[:, None]
+    assert cnorm.Model([cnorm.Embedding(large)]).run(tokens).tobytes() == large.tobytes()
