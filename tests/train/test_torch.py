@@ -6,13 +6,12 @@ import io
 import multiprocessing
 import os
 import threading
-from pathlib import Path
 
 import autodiff
 import cells
 import numpy as np
 import pytest
-from perturbed import succeed
+from perturbed import succeed_apart
 from tolerances import assert_within
 
 import cnorm
@@ -383,19 +382,6 @@ def trained(module, learner):
     return b"".join(p.grad.numpy().tobytes() for p in module.parameters()) + learner.save()
 
 
-FORKED = """
-import sys
-sys.path[:0] = sys.argv[2:]
-import test_torch
-getattr(test_torch, sys.argv[1])()
-"""
-
-
-def forked(name):
-    """Run a function of this file that forks in an interpreter of its own: here other tests' threads may hold locks."""
-    assert succeed(FORKED, name, str(Path(__file__).parent), str(Path(autodiff.__file__).parent)) == ""
-
-
 def train_in_both_processes():
     module, learner = ct.LSTM(12, 8, preset="ba2016"), cnorm.Learner(cnorm.demo_model(), cnorm.Adam(1e-3), truncate=8)
     trained(module, learner)
@@ -412,7 +398,7 @@ def train_in_both_processes():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_process_trains_with_the_same_bits():
     """The child uses weights, tapes and caches that its parent had before the fork; the parent goes on, too."""
-    forked("train_in_both_processes")
+    succeed_apart(train_in_both_processes)
 
 
 def test_threads_train_one_module_with_the_same_bits():
@@ -436,7 +422,7 @@ def load_with_workers():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_workers_have_the_same_bits():
-    forked("load_with_workers")
+    succeed_apart(load_with_workers)
 
 
 def test_threads_learn_with_the_same_bits():
