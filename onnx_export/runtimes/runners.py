@@ -53,6 +53,11 @@ def version(name: str) -> str:
     return PINS[name][0].partition("==")[2]
 
 
+def left_out(name: str, traits: list[str]) -> bool:
+    """Whether a form, its operator among its traits, is not run there."""
+    return any(trait in LEFT_OUT[name] for trait in traits)
+
+
 @runtime("onnxruntime==1.32.0")
 def onnxruntime():
     import onnxruntime as ort

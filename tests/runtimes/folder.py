@@ -22,16 +22,11 @@ import runners
 WAIT = 600  # seconds of wall time for a file: a busy machine gives few of a processor
 
 
-def left_out(name: str, traits: list[str]) -> bool:
-    """Whether a form, its operator among its traits, is not run there."""
-    return any(trait in runners.LEFT_OUT[name] for trait in traits)
-
-
 def run_folder(name: str, folder: Path) -> None:
     """Run every file NUMBER.onnx with the inputs of NUMBER.npz, and write NAME.json: what became of each."""
     load, told = runners.RUNTIMES[name](), {}
     for path in sorted(folder.glob("*.onnx")):
-        if not left_out(name, json.loads(path.with_suffix(".json").read_text())["traits"]):
+        if not runners.left_out(name, json.loads(path.with_suffix(".json").read_text())["traits"]):
             told[path.stem] = _in_child(load, path, folder / f"{path.stem}.{name}.npz")
     (folder / f"{name}.json").write_text(json.dumps(told, indent=1))
 
