@@ -118,7 +118,7 @@ typedef struct layer_ops {
     ptrdiff_t inputs, outputs;                 /* offsets in cnorm_layer of these sizes, each a ptrdiff_t */
     const char *(*check)(const cnorm_layer *); /* the name of an option or field that can't be used, or NULL */
     layer_read (*origin)(const cnorm_layer *, ptrdiff_t element); /* where an output is copied from; it is computed */
-    layer_read (*part)(const cnorm_layer *);        /* of which input y is a part; count is 0, it is more than that */
+    layer_read (*part)(const cnorm_layer *);        /* the run of one input that y is; count is 0 if it is none */
     ptrdiff_t (*tokens)(const cnorm_layer *);       /* x [1] is a token id below this; x is any numbers */
     int reads;                                      /* the most inputs of earlier layers that it reads; 0 */
     layer_read (*read)(const cnorm_layer *, int k); /* k < reads; back is 0 after the last */
