@@ -56,6 +56,20 @@ def test_bound_covers_the_ill_conditioned_norm_of_two_units(rng):
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("scale", [1e-1, 1e-2, 1e-3])
+def test_bound_covers_a_norm_of_sums_that_a_common_bias_rounds(rng, scale):
+    """A change of the inputs does not show how the sums round: 64 u, which the norm divides by `scale`."""
+    weight, gain = (rng.standard_normal((24, 8)) * scale).astype(np.float32), np.ones(24, np.float32)
+    model = cnorm.Model([cnorm.Linear(weight, np.full(24, 64, np.float32)), cnorm.LayerNorm(gain, 0 * gain)])
+    exported = onnx_export.export(model)
+    report = onnx_export.check_parity(model, exported)
+    assert report.ok, str(report)
+    for initializer in exported.graph.initializer:
+        if initializer.name.endswith("weight") and list(initializer.dims) == [24]:
+            initializer.raw_data = (gain * np.float32(1 + scale**-1 * 1e-4)).tobytes()
+    assert not onnx_export.check_parity(model, exported).ok
+
+
 @pytest.mark.parametrize("opset", [13, 17])
 def test_wide_layers(rng, opset):
     """The bound follows the length of the sums: 3.8e-6 at 256."""
