@@ -79,14 +79,14 @@ def _reads(read: Callable[..., object], given: dict, until: float) -> bool:
             read(**given)
     except MemoryError:
         raise
-    except Exception:  # whatever the file, which is untrusted, does with these
+    except (Exception, _Late):  # whatever the file, which is untrusted, does with these
         return False
     return True
 
 
 @contextmanager
 def _interrupted(until: float) -> Iterator[None]:
-    """Raise TimeoutError at some processor time, if signals can be handled: else the reasons could come too late."""
+    """Raise `_Late` at some processor time, if signals can be handled: else the reasons could come too late."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -99,8 +99,12 @@ def _interrupted(until: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+class _Late(BaseException):
+    """No Exception, which would be taken for a fault of the node that is read just then."""
+
+
 def _late(*_) -> None:
-    raise TimeoutError
+    raise _Late
 
 
 def _values(model: onnx.ModelProto, name: str) -> list[int]:

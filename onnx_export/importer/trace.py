@@ -107,6 +107,7 @@ class Trace:
         self.halves = any(value.type.tensor_type.elem_type in HALVES for value in model.graph.input)
         self.blocks: list[Block] = []
         self._firsts: list[int] = []
+        self._starts = np.zeros(1024, np.int64)  # the same as an array with room for more
         self.size = self._moved_elements = self._nodes = 0
         self.taken: dict[tuple[str, ...], str] = {}
         self._around: tuple[str, ...] = ()
@@ -140,6 +141,9 @@ class Trace:
         if not size:
             return Elements(np.empty(shape, np.int64))
         self.blocks.append(Block(op, node, self.size, size, tuple(operands), constants))
+        if len(self._firsts) == len(self._starts):
+            self._starts = np.concatenate([self._starts, np.zeros_like(self._starts)])
+        self._starts[len(self._firsts)] = self.size
         self._firsts.append(self.size)
         self.shapes[self.size] = tuple(map(int, shape))
         self.size += size
@@ -147,8 +151,13 @@ class Trace:
 
     def owners(self, numbers: np.ndarray) -> list[Block]:
         """The blocks that compute some elements, in the order of their first use."""
-        found = np.searchsorted(self._firsts, numbers.ravel(), side="right") - 1
+        found = np.searchsorted(self.starts, numbers.ravel(), side="right") - 1
         return [self.blocks[index] for index in dict.fromkeys(found.tolist())]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The first numbers of the blocks."""
+        return self._starts[: len(self._firsts)]
 
     def owner(self, number: int) -> Block:
         return self.blocks[bisect_right(self._firsts, number) - 1]
@@ -190,12 +199,10 @@ class Trace:
     def _frame(self, number: int) -> int | None:
         """The frame of what an element depends on by its last operands that are no constants; None if it is in none."""
         while (block := self.owner(number)).operands:
-            row = block.row(number)
-            place = np.searchsorted(self._firsts, row, side="right") - 1
-            varying = [int(at) for at, of in zip(row, place, strict=True) if self.blocks[of].op != "constant"]
-            if not varying:
+            behind = block.row(number)[::-1].tolist()
+            number = next((one for one in behind if self.owner(one).op != "constant"), None)
+            if number is None:
                 return None
-            number = varying[-1]
         if block.op != "input" or block.node not in self._axes:
             return None
         return int(np.unravel_index(number - block.first, self.shapes[block.first])[self._axes[block.node]])

@@ -42,7 +42,7 @@ class _Run:
         order = np.argsort(numbers, kind="stable")
         self._numbers, self._order = numbers[order], order
         self._given = np.concatenate([values for _, values in given], axis=1)[:, order]
-        self.trace, self._firsts = trace, np.asarray(trace._firsts)
+        self.trace, self._firsts = trace, trace.starts
         self._masks: dict[int, np.ndarray] = {}
         self._made: dict[int, np.ndarray] = {}
 
