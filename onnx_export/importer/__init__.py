@@ -3,11 +3,12 @@
 `trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`, `operators_of_cells.py`),
 `dimensions.py` finds which axis counts frames, `frames.py` what mixes them, `counting.py` what their number decides
 and `shifts.py` what a stream can carry, `repeated.py` follows loops, `windows.py`, `transposed.py`, `delays.py`,
-`positions.py` and `selecting.py` find layers of frames of [channels, positions], `activations.py` and `cells.py` (by
-`affine.py`, `normed_rows.py`, `cell_parts.py`, `cell_probes.py`, `bends.py` and the float64 values of `values.py`) find
-what is written out, `chain.py` finds the steps and `joining.py` makes layers of them, `interface.py` finds which inputs
-are states, `heads.py` what can be left out at the end, `proof.py` compares with the file. All this happens in a child
-process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
+`positions.py`, `reducing.py` and `selecting.py` find layers of frames of [channels, positions], `activations.py` and
+`cells.py` (by `affine.py`, `normed_rows.py`, `cell_parts.py`, `cell_probes.py`, `bends.py` and the float64 values of
+`values.py`) find what is written out, `chain.py` finds the steps and `joining.py` makes layers of them, `interface.py`
+finds which inputs are states, `heads.py` what can be left out at the end, `proof.py` compares with the file. All this
+happens in a child process (`worker.py`), so this module imports neither onnx nor onnxruntime. `command.py` is
+`cnorm import`.
 """
 
 from __future__ import annotations

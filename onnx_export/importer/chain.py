@@ -21,6 +21,7 @@ from onnx_export.importer.linear_cells import linear_recurrence
 from onnx_export.importer.norms import written_norm
 from onnx_export.importer.operators_of_cells import Scan
 from onnx_export.importer.positions import Orders, linear, rows_apart, scans_of, turned, written_cells
+from onnx_export.importer.reducing import among_constants, largest, summed
 from onnx_export.importer.shifts import Shifts
 
 __all__ = ["Chain"]
@@ -166,11 +167,13 @@ class Chain:
             found := self._copied(numbers.reshape(self._shapes[numbers.tobytes()]))
         ):
             return found
+        owners = self.trace.owners(numbers)
+        if any(owner.op == "constant" for owner in owners):
+            return among_constants(numbers, owners)
         if len(each := dict.fromkeys(numbers.tolist())) < len(numbers):
             return self._picked(numbers, np.array(list(each)))
         if (whole := self._shared.get(numbers.tobytes())) is not None:
             return self._picked(numbers, whole)
-        owners = self.trace.owners(numbers)
         if len(owners) == 1 and len(numbers) < owners[0].size and self._is_whole(owners[0]):
             return self._taken(numbers, owners[0])
         if (whole := self._orders.whole(owners, numbers)) is not None:
@@ -218,8 +221,6 @@ class Chain:
 
     def _together(self, numbers: np.ndarray, owners: list[Block]) -> tuple[Link, list[np.ndarray]]:
         """Elements of several blocks."""
-        if all(owner.op == "constant" for owner in owners):
-            raise Cannot("an output is constant")
         if set(numbers.tolist()) <= set(self.frame.tolist()):
             return self._picked(numbers, self.frame)
         parts = self._orders.parts.get(numbers.tobytes()) or self._orders.grouped(owners, numbers)
@@ -265,21 +266,15 @@ class Chain:
 
     def _single(self, block: Block) -> tuple[Link, list[np.ndarray]]:
         op, constants = block.op, block.constants
-        if op == "constant":
-            raise Cannot(f"the constant {block.node!r} is read where only the frame is")
         if op == "embedding":
             return self._embedding(block)
         if op in ("scale", "shift"):
             values = constants["factor" if op == "scale" else "offset"]
             return (lambda to: getattr(to, op)(values)), [block.operands[0].ravel()]
         if op in ("mean", "sum"):
-            terms, places = np.unique(block.operands[0], return_inverse=True)
-            weight = np.zeros((block.size, len(terms)))
-            share = 1 / block.operands[0].shape[1] if op == "mean" else 1.0
-            np.add.at(weight, (np.arange(block.size)[:, None], places.reshape(block.size, -1)), share)
-            return (lambda to: to.product(weight, np.zeros(block.size))), [terms]
+            return summed(block)
         if op == "max":
-            return self._largest(block)
+            return largest(block)
         if op == "norm":
             return self._norm(block.node, block.operands[0], constants["eps"])
         if found := self._written_norm(block):
@@ -317,10 +312,6 @@ class Chain:
             self._negated.add(int(b[0]))
         kind = cnorm.Multiply if block.op == "multiply" else cnorm.Add
         return (lambda to: to.joined(kind)), [a, b]
-
-    def _largest(self, block: Block) -> tuple[Link, list[np.ndarray]]:
-        rows, size = block.operands[0].ravel(), block.operands[0].shape[1]
-        return (lambda to: to.add(cnorm.MaxPool1d(size, channels=len(rows) // size, positions=size))), [rows]
 
     def _norm(self, node: str, rows: np.ndarray, eps: float) -> tuple[Link, list[np.ndarray]]:
         if len(rows) != 1:

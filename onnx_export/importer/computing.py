@@ -7,7 +7,7 @@ returns its outputs. The blocks that they add have these operations:
     conv         a convolution with `weight` and `options` of `x` [channels, positions], see `windows.py`
     scale        the operand times `factor`, shift: plus `offset`; both [size] in float64
     add, subtract, multiply, divide   of two operands, element by element
-    mean, sum, max    of each row
+    mean, sum, max    of each row; those of a max may be windows of `x` [channels, positions] with `options`
     square, root, reciprocal          of each element
     norm         layer norm of each row, without gain and bias, with `eps`
     integer      each element as an integer, which only an embedding takes

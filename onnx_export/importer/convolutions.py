@@ -145,6 +145,7 @@ def _rows_of_steps(lags: Lags, x: np.ndarray) -> bool:
 
 def _layer(weight: np.ndarray, bias, x: np.ndarray, options: dict, zeros: np.ndarray):
     """A layer with the weight of a convolution of x, some of whose elements are zeros, and what it reads."""
+    weight, x, zeros = _without_rows(weight, x, zeros, options["groups"])
     inside = np.flatnonzero(~zeros.all(axis=0))
     if not len(inside):
         return None
@@ -166,6 +167,17 @@ def _layer(weight: np.ndarray, bias, x: np.ndarray, options: dict, zeros: np.nda
         more = {"padding_mode": "reflect"} if any((before, after)) else {}
     options = options | more | {"padding": (before, after)}
     return cnorm.Conv1d(weight.astype(np.float32), bias, positions=x.shape[1], **options), x
+
+
+def _without_rows(weight: np.ndarray, x: np.ndarray, zeros: np.ndarray, groups: int):
+    """A convolution without the channels that are zeros, or are multiplied by 0, if each group has as many others."""
+    each = weight.reshape(groups, -1, *weight.shape[1:])  # [groups, outputs, channels, taps]
+    kept = ~zeros.all(axis=1).reshape(groups, -1) & each.any(axis=(1, 3))
+    count = int(kept[0].sum())
+    if (kept.sum(axis=1) != count).any() or count in (0, kept.shape[1]):
+        return weight, x, zeros
+    each = np.stack([own[:, use] for own, use in zip(each, kept, strict=True)])
+    return each.reshape(len(weight), count, -1), x[kept.ravel()], zeros[kept.ravel()]
 
 
 def _unfolded(weight: np.ndarray, x: np.ndarray, zeros: np.ndarray):

@@ -81,8 +81,10 @@ class Block:
 
         Its `first` is that of the whole block.
         """
-        if not self.operands or self.op in ("LSTM", "GRU", "RNN", "conv"):
+        if not self.operands or self.op in ("LSTM", "GRU", "RNN"):
             return None
+        if self.op == "conv":
+            return self._some_outputs(at)
         if self.op in ("norm", "softmax") and len(self.operands[0]) == 1 and len(np.unique(at)) == self.size:
             return Block(self.op, self.node, self.first, self.size, (self.operands[0][:, at],), self.constants)
         width = self.size // len(self.operands[0])
@@ -90,5 +92,20 @@ class Block:
         if not np.array_equal(at, (rows[:, None] * width + np.arange(width)).ravel()):
             return None
         each = {name: self.constants[name][at] for name in ("factor", "offset", "slope") if name in self.constants}
+        kept = {} if self.op == "max" else self.constants  # those of a max say of what array its windows are
         operands = tuple(operand[rows] for operand in self.operands)
-        return Block(self.op, self.node, self.first, len(at), operands, dict(self.constants) | each)
+        return Block(self.op, self.node, self.first, len(at), operands, dict(kept) | each)
+
+    def _some_outputs(self, at: np.ndarray) -> Block | None:
+        """Some outputs of a convolution, as many of each group, with all their places."""
+        weight, groups = self.constants["weight"], self.constants["options"]["groups"]
+        places = self.size // len(weight)
+        outputs = at[::places] // places
+        of_group = outputs.reshape(groups, -1) if len(outputs) % groups == 0 else np.zeros((0, 0), int)
+        own = np.arange(groups)[:, None]
+        if not len(of_group) or (of_group // (len(weight) // groups) != own).any():
+            return None
+        if not np.array_equal(at, (outputs[:, None] * places + np.arange(places)).ravel()):
+            return None
+        constants = dict(self.constants) | {"weight": weight[outputs]}
+        return Block("conv", self.node, self.first, len(at), self.operands, constants)

@@ -18,12 +18,13 @@ from cnorm.layers.base import INPUT, with_name
 from cnorm.layers.taps import PARTS
 from onnx_export.importer.affine import MAX_FACTOR
 from onnx_export.importer.elements import Cannot
-from onnx_export.importer.selecting import box
+from onnx_export.importer.selecting import box, tiled
 
 __all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]
 
 FRAME = -1  # the place of the frame among the steps
 MAX_SHIFT = 4.0  # of a scaled element, by a constant that a product may take over: its rounding grows by as much
+MAX_TILED = 1 << 12  # weights of a product that repeats what it reads: a convolution of larger ones is faster
 MAX_SELECTED = 1 << 16  # weights of a product that only selects, scales and shifts elements
 
 Link = Callable[["Joined"], None]
@@ -186,6 +187,17 @@ class Joined:
             self._slice(INPUT, at, at + 1)
         self.add(cnorm.Embedding(np.ascontiguousarray(table, np.float32)))
 
+    def turned(self, rows: int, layer) -> None:
+        """A layer that reads an array of some rows with its axes exchanged."""
+        self._flush()
+        self.layers.append(cnorm.Permute((rows, self.size // rows), (1, 0)))
+        self.add(layer)
+
+    def padded(self, zeros: int, order: np.ndarray) -> None:
+        """As many zeros behind the elements, and of all of them those of an order."""
+        self.add(cnorm.Conv1d(np.ones((1, 1, 1), np.float32), positions=self.size, padding=(0, zeros)))
+        self.take(order)
+
     def activation(self, layer, factor: float) -> None:
         self.add(layer)
         self.scale(factor)
@@ -292,17 +304,23 @@ class Joined:
         """Layers for elements that are selected, then scaled and shifted, where no product follows."""
         if not np.array_equal(index, np.arange(self.size)):
             self._moved(index)
-        size = self.size
-        if offset.any() and size * size <= MAX_SELECTED:
-            self.layers.append(cnorm.Linear(np.diag(factor), offset))
-        elif offset.any():  # a channel for each element
-            self.layers.append(cnorm.Conv1d(factor.reshape(-1, 1, 1), offset, positions=1, groups=size))
+        if offset.any():  # a channel for each element
+            self.layers.append(cnorm.CausalConv1d(factor.reshape(-1, 1, 1), offset, groups=self.size))
         elif (factor != 1).any():
             self.layers.append(cnorm.Scale(factor))
 
     def _moved(self, index: np.ndarray) -> None:
         """Layers that copy the elements of an index; a product where these are not the box of an array."""
         self._sized()
+        found = tiled(index)
+        if found and len(index) * self.size > (MAX_SELECTED if found[2] else MAX_TILED):
+            each, times, inner = found
+            if not np.array_equal(each, np.arange(self.size)):
+                self._moved(each)
+            self.layers.append(cnorm.Conv1d(np.ones((times, 1, 1), np.float32), positions=len(each)))
+            self.layers += [cnorm.Permute((times, len(each)), (1, 0))] if inner else []
+            self.size = len(index)
+            return
         moves = box(index, self.size)
         if moves is None:
             if len(index) * self.size > MAX_SELECTED:

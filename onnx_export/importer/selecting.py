@@ -9,7 +9,7 @@ import numpy as np
 
 from cnorm.layers.permute import AXES
 
-__all__ = ["box"]
+__all__ = ["box", "tiled"]
 
 Move = tuple[str, tuple[int, ...], tuple[int, ...]]
 
@@ -38,6 +38,20 @@ def box(index: np.ndarray, size: int) -> list[Move] | None:
     # name -> whole size, start, taken; the outermost first
     axes = {at: (sizes[i], starts[i], taken[i]) for i, at in reversed(list(enumerate(order)))}
     return _moves(axes, [*range(len(found))])
+
+
+def tiled(index: np.ndarray) -> tuple[np.ndarray, int, bool] | None:
+    """Elements that are taken several times, how often, and whether one by one instead of all together.
+
+    None for others.
+    """
+    each = index[np.sort(np.unique(index, return_index=True)[1])]
+    times, left = divmod(len(index), len(each))
+    if left or times < 2:
+        return None
+    if np.array_equal(index, np.tile(each, times)):
+        return each, times, False
+    return (each, times, True) if np.array_equal(index, np.repeat(each, times)) else None
 
 
 def _axes(index: np.ndarray) -> list[tuple[int, int]] | None:
