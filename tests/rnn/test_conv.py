@@ -32,6 +32,10 @@ IN_FRAME = [
     (3, 3, 1, 1, 1, 150, 1, 0, "zeros"),
     (9, 1, 6, 1, 1, 22, 2, (3, 2), "reflect"),
     (7, 6, 5, 1, 1, 13, 1, (2, 4), "zeros"),
+    (40, 6, 3, 1, 2, 20, 2, 1, "zeros"),  # this and the next two have more outputs than lanes, the positions in lanes
+    (40, 2, 5, 2, 1, 26, 1, (2, 3), "zeros"),
+    (34, 1, 1, 1, 1, 16, 1, 0, "zeros"),
+    (34, 2, 5, 1, 1, 19, 1, 0, "zeros"),  # one place less than lanes
 ]
 U = 2.0**-24
 
