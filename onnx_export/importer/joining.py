@@ -313,7 +313,7 @@ class Joined:
         """Layers that copy the elements of an index; a product where these are not the box of an array."""
         self._sized()
         found = tiled(index)
-        if found and len(index) * self.size > (MAX_SELECTED if found[2] else MAX_TILED):
+        if found and len(index) * self.size > MAX_TILED:
             each, times, inner = found
             if not np.array_equal(each, np.arange(self.size)):
                 self._moved(each)
