@@ -37,6 +37,8 @@ FUNCTIONS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "square": {},
         "abs": {},
         "clip": {"lo": -math.inf, "hi": math.inf},
+        "sin": {},
+        "cos": {},
     }
 )
 # those that need no other element and have a finite derivative at 0, the value of padding

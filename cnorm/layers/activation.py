@@ -25,9 +25,9 @@ class Activation(Layer):
     ----------
     function : str
         "relu", "tanh", "sigmoid", "elu", "selu", "silu", "gelu" (by erf), "gelu_tanh", "leaky_relu", "prelu",
-        "softplus", "hard_sigmoid", "hard_swish", "softmax", "log", "exp", "sqrt", "square", "abs" or "clip". Or a
-        module of torch.nn: ReLU, ReLU6, Tanh, Sigmoid, ELU, SELU, SiLU, GELU, LeakyReLU, PReLU, Softplus, Hardsigmoid,
-        Hardswish, Hardtanh or Softmax.
+        "softplus", "hard_sigmoid", "hard_swish", "softmax", "log", "exp", "sqrt", "square", "abs", "clip", "sin" or
+        "cos". Or a module of torch.nn: ReLU, ReLU6, Tanh, Sigmoid, ELU, SELU, SiLU, GELU, LeakyReLU, PReLU, Softplus,
+        Hardsigmoid, Hardswish, Hardtanh or Softmax.
     name : str, optional
         As of `Add`.
     **parameters : float

@@ -20,6 +20,8 @@ FUNCTIONS = {
     "exp": "Exp",
     "sqrt": "Sqrt",
     "abs": "Abs",
+    "sin": "Sin",
+    "cos": "Cos",
 }
 ATTRIBUTES = {"slope": "alpha"}  # cnorm's names of their parameters, where they differ
 

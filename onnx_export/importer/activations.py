@@ -13,7 +13,7 @@ from onnx_export.importer.elements import Block, Cannot
 __all__ = ["activation"]
 
 SAME = {"relu", "tanh", "sigmoid", "elu", "silu", "gelu", "gelu_tanh", "leaky_relu", "softplus", "hard_sigmoid"}
-SAME |= {"hard_swish", "exp", "square", "abs", "clip"}
+SAME |= {"hard_swish", "exp", "square", "abs", "clip", "sin", "cos"}
 NAMES = {"root": "sqrt"} | {name: name for name in SAME}
 PARAMETERS = {"leaky_relu": {"alpha": "slope"}}  # names of ONNX to those of cnorm.Activation
 GELU_TANH = math.sqrt(2 / math.pi) * np.array([0, 1, 0, 0.044715])  # u: coefficients of 1, x, x^2, x^3

@@ -382,6 +382,8 @@ COMPUTING: dict[str, Callable] = {
     "Exp": _function("exp"),
     "Log": _function("log"),
     "Abs": _function("abs"),
+    "Sin": _function("sin"),
+    "Cos": _function("cos"),
     "HardSigmoid": _function("hard_sigmoid", alpha=0.2, beta=0.5),
     "HardSwish": _function("hard_swish"),
     "Selu": _function("selu", alpha=1.6732632, gamma=1.0507010),

@@ -84,6 +84,8 @@ TABLE = {
         Function("abs", np.abs),
         Function("leaky_relu", lambda x, s: np.where(x < 0, s * x, x), lambda f: (f(-40.0) / -40,)),
         Function("clip", np.clip, _clip_limits),
+        Function("sin", np.sin),
+        Function("cos", np.cos),
     )
 }
 

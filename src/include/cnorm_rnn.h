@@ -132,8 +132,10 @@ typedef enum cnorm_activation {
     CNORM_ACTIVATION_SQUARE,
     CNORM_ACTIVATION_ABS,
     CNORM_ACTIVATION_CLIP, /* x within alpha and beta */
+    CNORM_ACTIVATION_SIN,  /* x in radians; every finite x is reduced exactly */
+    CNORM_ACTIVATION_COS,
 } cnorm_activation;
-enum { CNORM_ACTIVATIONS = CNORM_ACTIVATION_CLIP + 1 };
+enum { CNORM_ACTIVATIONS = CNORM_ACTIVATION_COS + 1 };
 
 typedef enum cnorm_cell_kind { CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN } cnorm_cell_kind;
 

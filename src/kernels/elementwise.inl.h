@@ -17,7 +17,9 @@
     X(SQRT, square_root(v))                                                                                            \
     X(SQUARE, square(v))                                                                                               \
     X(ABS, magnitude(v))                                                                                               \
-    X(CLIP, clipping(is, v))
+    X(CLIP, clipping(is, v))                                                                                           \
+    X(SIN, sine(v, 0))                                                                                                 \
+    X(COS, sine(v, 1))
 
 /* exp(x - m) of the elements from i on, those beyond n are 0: the lower or upper half of a vector */
 INLINE void exponentials(ptrdiff_t i, ptrdiff_t n, const float *x, double m, f64v e[2])

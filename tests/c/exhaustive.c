@@ -38,6 +38,8 @@ ACTIVATION(hard_swish, HARD_SWISH)
 ACTIVATION(log_1, LOG)
 ACTIVATION(exponential, EXP)
 ACTIVATION(square_root, SQRT)
+ACTIVATION(sine, SIN)
+ACTIVATION(cosine, COS)
 
 static double exact_elu(double x) { return x < 0 ? expm1(x) : x; }
 static double exact_selu(double x) { return (double)1.0507010f * (x < 0 ? (double)1.6732632f * expm1(x) : x); }
@@ -53,7 +55,7 @@ static const function functions[] = {
     {"elu", elu, exact_elu, 1}, {"selu", selu, exact_selu, 1}, {"silu", silu, exact_silu, 0}, {"gelu", gelu, exact_gelu, 0},
     {"gelu_tanh", gelu_tanh, exact_gelu_tanh, 0}, {"softplus", softplus, exact_softplus, 1},
     {"hard_swish", hard_swish, exact_hard_swish, 0}, {"log", log_1, exact_log_1, 1}, {"exp", exponential, exp, 1},
-    {"sqrt", square_root, sqrt, 1},
+    {"sqrt", square_root, sqrt, 1}, {"sin", sine, sin, 0}, {"cos", cosine, cos, 0},
 };
 
 typedef struct findings {

@@ -352,7 +352,8 @@ static cnorm_status run_activation(ptrdiff_t n, const float *x, float *y)
 static void activations(cnorm_dtype dtype, text *out)
 {
     static const char *const names[] = {"tanh", "relu", "sigmoid", "elu", "selu", "silu", "gelu", "gelu_tanh", "leaky_relu", "prelu",
-                                        "softplus", "hard_sigmoid", "hard_swish", "softmax", "log", "exp", "sqrt", "square", "abs", "clip"};
+                                        "softplus", "hard_sigmoid", "hard_swish", "softmax", "log", "exp", "sqrt", "square", "abs", "clip",
+                                        "sin", "cos"};
     (void)dtype;
     for (int f = CNORM_ACTIVATION_ELU; f < CNORM_ACTIVATIONS; ++f) {
         char of[24];

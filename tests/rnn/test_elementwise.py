@@ -1,5 +1,6 @@
 """The functions of `Activation`: error, bits, gradients, files, export and import."""
 
+import math
 import pickle
 import warnings
 
@@ -66,6 +67,18 @@ def test_at_most_one_ulp(name, isa):
     )
 
 
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_a_multiple_of_pi_is_taken_off_exactly(name, isa):
+    """Numbers next to n pi/2; 16367173 2^72, the nearest of all; the ends of what needs no reduction."""
+    n = np.concatenate([np.arange(1, 3000), 3 ** np.arange(8, 40)]).astype(np.float64)
+    near = (n * (np.pi / 2)).astype(np.float32)
+    others = np.array([16367173 * 2.0**72, 3.4028235e38, 2.0**126, 0.5, 0.49999997, np.pi / 4, 1e-45], np.float32)
+    x = np.concatenate([near, np.nextafter(near, np.float32(0)), others])
+    x = np.concatenate([x, -x])
+    right = np.array([getattr(math, name)(v) for v in x.tolist()])
+    assert tolerances.ulps(model_of(name, len(x)).run(x[None]).ravel(), right).max() <= 0.51
+
+
 @pytest.mark.parametrize("name", NEW)
 def test_limits_zeros_and_nan(name):
     x = np.array([[np.inf, -np.inf, np.nan, 0.0, -0.0]], np.float32)
@@ -73,6 +86,10 @@ def test_limits_zeros_and_nan(name):
     assert np.isnan(y[2])
     if name != "softmax":
         np.testing.assert_allclose(y[3:], exact(name, x[:, 3:]).ravel(), rtol=1e-6)
+    if name in ("sin", "cos"):
+        assert np.isnan(y[:2]).all()
+    if name == "sin":
+        assert np.signbit(y[3:]).tolist() == [False, True]
     if name in ("elu", "selu", "silu", "gelu", "gelu_tanh", "leaky_relu", "prelu", "hard_swish"):
         assert np.signbit(y[3:]).tolist() == [False, True]
         assert y[0] == np.inf

@@ -103,6 +103,8 @@ def activation(function, x, alpha=0.0, beta=0.0, slope=0.0):
             "square": lambda: x * x,
             "abs": lambda: np.abs(x),
             "clip": lambda: np.clip(x, alpha, beta),
+            "sin": lambda: np.sin(x),
+            "cos": lambda: np.cos(x),
         }[function]()
 
 
