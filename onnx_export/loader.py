@@ -72,8 +72,8 @@ def load(
     dims : mapping of str to int, optional
         Sizes of symbolic dimensions; the others are taken as 1.
     frames : sequence of str, optional
-        The inputs that are x. If not given, those that can't be states, because no output has their size, else one
-        input for which everything fits.
+        The inputs that are x, besides those that can't be states, because no output has their size. If not given, the
+        latter, else one input for which everything fits.
     outputs : sequence of str, optional
         The values that are y, outputs of the file or what a node of it computes; what is only behind them, such as an
         ArgMax, is left out. If not given, all outputs that give no state back.

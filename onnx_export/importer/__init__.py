@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cnorm.model import Model
 from cnorm.text import clip, quoted
-from onnx_export.errors import NotImported
+from onnx_export.errors import NotImported, misread
 from onnx_export.parity_report import ParityReport
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def import_model(
     try:
         found, model = _layers(onnx_model, given)
     except NotImported as error:
-        said = any("give it by " in text for text in (error.summary, *error.reasons))  # so it says already what to do
+        said = any("give it by dims=" in text for text in (error.summary, *error.reasons))  # what to do
         more = heads(onnx_model, given, error.reasons, read)
         more += [] if said or more else proposals(onnx_model, given, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None
@@ -140,7 +140,7 @@ def _layers(onnx_model: onnx.ModelProto, given) -> tuple[Plan, Model]:
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
         if isinstance(error, Cannot) or _of_layers(error):
             raise NotImported(f"no model can be made of it: {error}") from None
-        raise NotImported("it is not as the standard says, or cnorm misreads it") from None
+        raise NotImported(misread(error)) from None
     if model.input_size != len(found.chain.frame):
         raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
     if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):
@@ -156,6 +156,7 @@ def _of_layers(error: Exception) -> bool:
 
 def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None, tuple[str, ...]]:
     """A file in the forms that are read, the same in 16 bits if it has them, and what the layers do otherwise."""
+    from onnx_export.importer.dimensions import open_negative
     from onnx_export.importer.layouts import any_steps, steps_first
     from onnx_export.importer.stored import ROUNDED, SCALED, in_float32, plain
     from onnx_export.nodes import drop_omitted, inlined
@@ -163,6 +164,7 @@ def _prepared(onnx_model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelP
     _refuse_taken_names(onnx_model)
     onnx_model = inlined(onnx_model)
     _refuse_rounded(onnx_model)
+    open_negative(onnx_model)
     steps_first(onnx_model)
     try:
         notes = (SCALED,) if plain(onnx_model) else ()

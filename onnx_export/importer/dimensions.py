@@ -13,7 +13,7 @@ from onnx_export.importer.frames import MAX_REACH, Reach
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["frames_of", "open_dimensions", "shape_of"]
+__all__ = ["frames_of", "open_dimensions", "open_negative", "shape_of"]
 
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
@@ -29,6 +29,14 @@ def shape_of(value, dims: Mapping[str, int], unknown: int, time: int | None) -> 
         size = dim.dim_value if dim.HasField("dim_value") else int(dims.get(_label(value, index), unknown))
         shape.append(1 if index == time else size)
     return tuple(shape)
+
+
+def open_negative(model) -> None:
+    """Make sizes below 0 open ones, as onnxruntime reads them."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
 
 
 def open_dimensions(varying, dims) -> dict[str, dict[str, int]]:
@@ -66,7 +74,7 @@ def frames_of(model, varying, constants, dims) -> dict:
         if found is None:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
             continue
-        shifts, remedy = None, f"; if {label!r} has one size, give it by dims"
+        shifts, remedy = None, f"; if {label!r} has one size, dims={{{label!r}: SIZE}} gives it"
         if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
             found, shifts = _shifts(model, follow, axes, found, most)
         results = _outputs(model, found)

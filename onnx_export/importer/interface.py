@@ -24,7 +24,7 @@ from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
 from onnx_export.importer.frames import unrolled
-from onnx_export.importer.pairings import alike, assignments
+from onnx_export.importer.pairings import alike, assignments, unpaired
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
@@ -147,7 +147,7 @@ def plan(
     dims : mapping of str to int
         Sizes of symbolic dimensions; those that are not given are 1.
     frames : collection of str
-        The inputs that are x. If empty: those that can't be states, else one.
+        The inputs that are x, besides those that can't be states. If empty: these, else one.
 
     Raises
     ------
@@ -350,7 +350,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     more = mixed if trace.faults else []
     found = [*furthest.faults, *more] if furthest else [*trace.faults, *mixed, *inputs.faults]
     faults = together([*written, *found])
-    faults = faults or ["no output has the size of a result or of a state"]
+    faults = faults or [unpaired(trace, inputs)]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
         rest.append(f"open dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")

@@ -12,9 +12,11 @@ from itertools import zip_longest
 
 import numpy as np
 
+from cnorm.text import quoted
+from onnx_export.importer.elements import Elements
 from onnx_export.importer.frames import depending
 
-__all__ = ["alike", "assignments", "belong"]
+__all__ = ["alike", "assignments", "belong", "unpaired"]
 
 LIKE = 0.5  # of the letters of two names
 MAX_TRIED = 10_000  # outputs for an input, in one search
@@ -34,6 +36,16 @@ def assignments(trace, inputs, outputs, states, frames):
     by_choice = [_of_choice(each, inputs, elements, sizes, states, behind) for each in chosen]
     for turn in zip_longest(*by_choice):
         yield from filter(None, turn)
+
+
+def unpaired(trace, inputs) -> str:
+    """Why the sizes allow no assignment at all."""
+    given, back = (
+        ", ".join(f"{quoted(name)} of {np.size(trace.values[name].numbers)}" for name in names) or "none"
+        for names in (inputs.shapes, [n for n in trace.outputs if isinstance(trace.values.get(n), Elements)])
+    )
+    needs = "an input that is no part of x needs an output of its own, of as many elements, to give it back"
+    return f"{needs}: inputs {given}; outputs that depend on x {back}"
 
 
 def alike(name: str, result: str) -> float:
@@ -63,10 +75,10 @@ def _of_choice(chosen, inputs, elements: dict[str, bytes], sizes, states, behind
 
 
 def _choices(inputs, results: set[int], sizes, states, frames) -> list[tuple[str, ...]]:
-    """The inputs that can be x: those given; else those that can't be states, as no output has their size; else one."""
+    """The inputs that can be x: those given, and those that can't be states, as no output has their size; else one."""
     free = [name for name in inputs.shapes if name not in states]
     if frames:
-        return [tuple(name for name in free if name in frames)]
+        return [tuple(name for name in free if name in frames or sizes[name] not in results)]
     sure = tuple(name for name in free if issubclass(inputs.types[name], np.integer) or sizes[name] not in results)
     return [sure] if sure else [(name,) for name in free]
 

@@ -1,17 +1,21 @@
-"""Sizes of open dimensions with which a file can be read that is refused with 1 in their place, and sampling rates."""
+"""Arguments with which a file can be read that is refused without: sizes of open dimensions, which are 1 then, sampling
+rates, and inputs that are no states."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
+from math import prod
 from time import process_time
 
 import onnx
 
 from onnx_export.graph.constants import constant_node, stored_value
-from onnx_export.importer.dimensions import open_dimensions
+from onnx_export.importer.dimensions import open_dimensions, shape_of
 from onnx_export.importer.interface import undecided
 
 __all__ = ["proposals"]
@@ -22,13 +26,15 @@ SIZES = (512, 576, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024
 RATES = 16000, 8000  # of speech
 SECONDS = 6.0  # of processor time in which sizes are tried; the last may take as long again
 MOST = 3
+MAX_FRAMES = 8  # inputs that may be states or x, of which all choices are tried
 
 
 def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) -> list[str]:
     """Lines for a refusal: arguments with which the file can be imported.
 
-    They are sizes of one open dimension, the others being 1; the last line names those that were tried. A file that
-    wants the value of an input gets one that the file compares it with, or a sampling rate if its name says so.
+    They are inputs that have the size of an output and are x all the same, as few as possible; or sizes of one open
+    dimension, the others being 1; the last line names those that were tried. A file that wants the value of an input
+    gets one that the file compares it with, or a sampling rate if its name says so.
 
     Parameters
     ----------
@@ -41,7 +47,7 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     until = process_time() + SECONDS
     missing = [value.name for value in undecided(model, given["inputs"])]
     if not missing:
-        return _sizes(model, given, read, until)
+        return _frames(model, given, read, until) or _sizes(model, given, read, until)
     tried = []
     for value in _values(model, missing[0]) if len(missing) == 1 else ():
         more = given | {"inputs": given["inputs"] | {missing[0]: value}}
@@ -54,17 +60,38 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     return [tried] if tried else []
 
 
+def _frames(model: onnx.ModelProto, given: dict, read: Callable[..., object], until: float) -> list[str]:
+    """The fewest inputs that must be frames, so that the rest are states."""
+    varying = _varying(model, given)
+    if len(varying) < 2 or given["frames"]:
+        return []
+    sizes = {name: prod(shape_of(value, given["dims"], 1, None)) for name, value in varying.items()}
+    results = Counter(prod(shape_of(value, given["dims"], 1, None)) for value in model.graph.output)
+    either = [name for name in varying if name not in given["states"] and sizes[name] in results]
+    for count in range(1, len(either) + 1) if len(either) <= MAX_FRAMES else ():
+        lines = []
+        for names in map(list, combinations(either, count)):
+            if len(lines) == MOST or process_time() > until:
+                return lines
+            states = Counter(sizes[name] for name in varying if name in given["states"] or name in {*either} - {*names})
+            if states <= results and _reads(read, given | {"frames": names}, until):
+                lines.append(f"with frames={names!r} it has layers; the caller gives these at each step")
+        if lines:
+            return lines
+    return []
+
+
+def _varying(model: onnx.ModelProto, given: dict) -> dict[str, onnx.ValueInfoProto]:
+    """The inputs without a value."""
+    known = {tensor.name for tensor in model.graph.initializer} | given["inputs"].keys()
+    return {value.name: value for value in model.graph.input if value.name not in known}
+
+
 def _sizes(model: onnx.ModelProto, given: dict, read: Callable[..., object], until: float) -> list[str]:
-    stored = {tensor.name for tensor in model.graph.initializer}
-    varying = {
-        value.name: value
-        for value in model.graph.input
-        if value.name not in stored and value.name not in given["inputs"]
-    }
     lines, tried = [], []
-    labels = open_dimensions(varying, given["dims"])
-    for size in SIZES:
-        for label in labels:
+    labels = open_dimensions(_varying(model, given), given["dims"])
+    for label in sorted(labels, key=lambda label: -min(labels[label].values())):  # rows of a batch are in front
+        for size in SIZES:
             if len(lines) == MOST or process_time() > until:
                 return [*lines, f"sizes tried: {', '.join(map(str, dict.fromkeys(tried)))}"]
             tried.append(size)

@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from cnorm.text import quoted
+from onnx_export.errors import misread
 from onnx_export.graph import tables
 from onnx_export.graph.evaluate import evaluate
 from onnx_export.graph.sizes import largest
@@ -42,6 +43,9 @@ SHAPES = {
     "And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If", "Loop",
 }  # fmt: skip
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+UNFIT = {  # what to say of an operator that no layer computes
+    "QuantizeLinear": "it rounds what depends on the frame to small integers: import the file that was quantised"
+}
 HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 MAX_ELEMENTS = 1 << 24  # of one constant
 MAX_INPUT = 1 << 20  # elements of one input
@@ -71,6 +75,8 @@ class Trace:
     size : int
         Elements of all blocks.
     values : dict of str to Elements or ndarray
+    outputs : list of str
+        Names of the file's outputs.
     sequences : list of (str, ndarray)
         A node LSTM, GRU or RNN and its input, numbers [steps, rows, size]; of a Scan or Loop what its steps make.
     repeated : list of (int, int, dict of int to int)
@@ -119,6 +125,7 @@ class Trace:
         self.loops: list[np.ndarray] = []
         self.numbered: list[str] = []
         self.scans: list[Scan] = []
+        self.outputs = [value.name for value in model.graph.output]
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.joined: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.repeated: list[tuple[int, int, dict[int, int]]] = []
@@ -225,8 +232,8 @@ class Trace:
                 continue
             except MemoryError:
                 raise
-            except Exception:  # of what the standard does not allow: the file is untrusted
-                self.faults.append(f"{describe(node)}: it is not as the standard says, or cnorm misreads it")
+            except Exception as error:  # of what the standard does not allow: the file is untrusted
+                self.faults.append(f"{describe(node)}: {misread(error)}")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
 
@@ -240,7 +247,7 @@ class Trace:
         if node.domain not in ("", "ai.onnx"):
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys() | REPEATING.keys():
-            reason = "no layer computes this"
+            reason = UNFIT.get(node.op_type, "no layer computes this")
         elif node.op_type == "MatMul" and not any(constants):
             reason = "it multiplies what depends on the frame by what depends on the frame"
         if reason:
@@ -275,7 +282,7 @@ class Trace:
         if node.op_type in MOVING and not (node.op_type == "Gather" and not isinstance(inputs[0], Elements)):
             return self._moved(node, inputs)
         if node.op_type not in COMPUTING:
-            raise Cannot("no layer computes this")
+            raise Cannot(UNFIT.get(node.op_type, "no layer computes this"))
         return COMPUTING[node.op_type](self, describe(node), attributes, inputs, len(node.output))
 
     def _branch(self, node: onnx.NodeProto, condition) -> list:

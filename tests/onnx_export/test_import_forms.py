@@ -125,6 +125,48 @@ def test_a_refusal_names_sizes_that_are_read(symbol, tmp_path, rng):
     assert imported(path, dims={label: 40}).report.ok
 
 
+def test_sizes_of_a_batch_are_tried_last(tmp_path, rng, monkeypatch):
+    """Each element of x of several rows depends on its row alone: n is given a size, and the refusal says how."""
+    nodes = [node("Pad", "x pads", "p", mode="reflect"), node("Conv", "p K", "a", strides=[8])]
+    nodes += [node("ReduceMean", "a", "m", axes=[2], keepdims=0), node("Gemm", "m V", "y")]
+    tensors = {"K": normal(rng, 6, 1, 9), "V": normal(rng, 6, 2), "pads": np.array([0, 0, 0, 0, 0, 2])}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": ["rows", 1, "n"]}, {"y": ["rows", 2]}, tensors)
+    tried, reads = [], proposals._reads
+    monkeypatch.setattr(proposals, "SIZES", (4, 32))
+    monkeypatch.setattr(proposals, "_reads", lambda read, more, *late: tried.append(more) or reads(read, more, *late))
+    with pytest.raises(ValueError, match=r"'n' has one size, dims={'n': SIZE} gives it") as error:
+        imported(path)
+    assert "with dims={'n': 32} it has layers" in str(error.value)
+    assert [list(given["dims"]) for given in tried] == [["n"], ["n"], ["rows"], ["rows"]]
+
+
+def test_a_negative_size_is_an_open_one(tmp_path, rng):
+    """As exporters wrote them; onnxruntime reads it so, too."""
+    nodes = [node("Unsqueeze", "x axes", "s"), node("LSTM", "s W R B", "Y", hidden_size=UNITS)]
+    nodes += [node("Squeeze", "Y both", "y")]
+    tensors = cell_weights(rng, "LSTM", SIZE) | {"axes": np.array([1]), "both": np.array([1, 2])}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [-1, SIZE]}, {"y": [-1, UNITS]}, tensors)
+    found = imported(path)
+    assert found.time_axis == 0
+    x = rng.standard_normal((9, SIZE)).astype(np.float32)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert found.model.check(x, session.run(None, {"x": x})[0]).ok
+
+
+def test_a_refusal_names_a_node_that_rounds_the_frame(tmp_path, rng):
+    nodes = [node("QuantizeLinear", "x step zero", "q"), node("DequantizeLinear", "q step zero", "y")]
+    tensors = {"step": np.float32(0.1), "zero": np.int8(0)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, SIZE]}, tensors)
+    with pytest.raises(ValueError, match="QuantizeLinear 'q': it rounds what depends on the frame to small integers"):
+        imported(path)
+
+
+def test_a_node_that_is_misread_is_named_with_the_error(tmp_path, rng):
+    path = saved(tmp_path / "m.onnx", [node("Elu", "x", "y", alpha="much")], {"x": [1, SIZE]}, {"y": [1, SIZE]}, {})
+    with pytest.raises(ValueError, match=r"Elu 'y': it is not as the standard says, or cnorm misreads it \(ValueError"):
+        imported(path)
+
+
 def test_a_size_that_takes_too_long_is_given_up(monkeypatch):
     """The reasons of the refusal are told; later nothing is interrupted."""
     monkeypatch.setattr(proposals, "SECONDS", 0.05)

@@ -1,13 +1,20 @@
 """`load` of files whose frame is several inputs, or token ids."""
 
+import re
+import shlex
+
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from graphs import imported, node, normal, saved
 from onnx import TensorProto, helper
 
 import cnorm
 import onnx_export
+from cnorm.tools.commands import commands
+from onnx_export.errors import NotImported
+from onnx_export.importer.command import import_file
 
 OBSERVED, COMMAND, UNITS, TOKENS = 5, 3, 4, 7
 
@@ -74,6 +81,56 @@ def test_a_number_that_an_output_gives_back_is_no_frame_by_itself(tmp_path, rng)
     assert found.outputs == ("y", "m2")
     assert list(found.model.outputs.values()) == [slice(0, UNITS), slice(UNITS, 2 * UNITS)]
     assert "m2" in found.model.outputs
+
+
+def robot(path, rng, kept=11):
+    """A policy that sees a phase, a command, two readings and its last action, for the last three steps."""
+    nodes = [
+        node("Mul", "t around", "turns"), node("Div", "turns period", "phase"),
+        node("Sin", "phase", "s"), node("Cos", "phase", "c"), node("Mul", "speed twentieth", "v"),
+        node("Concat", "s c command place v last", "now", axis=0), node("Clip", "now low high", "seen"),
+        node("Concat", "before seen", "long", axis=0), node("Slice", "long kept end", "after"),
+        node("Unsqueeze", "after zero", "row"), node("Gemm", "row K b", "a"), node("Elu", "a", "e"),
+        node("Gemm", "e V", "out"), node("Squeeze", "out zero", "action"), node("Mul", "action quarter", "scaled"),
+    ]  # fmt: skip
+    tensors = {"around": np.float32(6.2831855), "period": np.float32(0.4), "twentieth": np.float32(0.05)}
+    tensors |= {"low": np.float32(-18), "high": np.float32(18), "quarter": np.float32(0.25)}
+    tensors |= {"kept": np.array([kept]), "end": np.array([2**63 - 1]), "zero": np.array([0])}
+    tensors |= {"K": normal(rng, 44 - kept, 7), "b": normal(rng, 7), "V": normal(rng, 7, 2)}
+    inputs = {"t": [1], "command": [3], "place": [2], "speed": [2], "last": [2], "before": [33]}
+    return saved(path, nodes, inputs, {"scaled": [2], "action": [2], "after": [44 - kept]}, tensors)
+
+
+def test_a_refusal_names_inputs_that_are_frames(tmp_path, rng):
+    """Three inputs have the size of the action, so it is not guessed which of them it gives back; here none."""
+    path, out = robot(tmp_path / "robot.onnx", rng), str(tmp_path / "o.cnorm")
+    given = {"inputs": {}, "states": {}, "dims": {}, "frames": [], "outputs": []}
+    with pytest.raises(NotImported, match=r"'before' of 33; outputs that depend on x 'scaled' of 2, ") as error:
+        import_file(None, str(path), out, weights=None, smallest=None, npz=None, table=False, **given)
+    assert str(error.value).count("it has layers") == 1
+    typed = shlex.split(re.search(r"to type: (.*)", str(error.value))[1])
+    assert typed == ["cnorm", "import", str(path), out, *["--frame", "place", "--frame", "speed", "--frame", "last"]]
+    result = CliRunner().invoke(commands, typed[1:])
+    assert result.exit_code == 0, result.output
+    found = imported(path, frames=["place", "speed", "last"])
+    assert found.states == {"before": "after"}
+    kinds = [(layer.kind, getattr(layer, "function", "")) for layer in found.model.layers]
+    assert {("Activation", "sin"), ("Activation", "cos")} < set(kinds)
+    x = rng.standard_normal((200, found.model.input_size)).astype(np.float32)
+    x[:, 0] = np.arange(200) / 50  # t, in seconds
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+def test_frames_that_are_kept_by_half_are_no_state(tmp_path, rng):
+    """What is behind `before` is no delay: with all inputs as frames there are layers, with fewer none."""
+    path = robot(tmp_path / "robot.onnx", rng, kept=11)
+    model = onnx.load(path)
+    moved = next(node for node in model.graph.node if node.op_type == "Concat" and node.output[0] == "long")
+    moved.input[:] = ["seen", "before"]  # the newest in front, and cut off
+    onnx.save(model, path)
+    with pytest.raises(NotImported, match=r"with frames=\['place', 'speed', 'last', 'before'\] it has layers") as error:
+        imported(path)
+    assert str(error.value).count("it has layers") == 1
 
 
 @pytest.mark.parametrize(
