@@ -218,10 +218,8 @@ class _Check:
         On zeros and repeated values a relative change of the inputs changes little, while a norm of nearly equal
         numbers enlarges the rounding of sums of weights. So the sensitivity is also that to a change of the weights.
         """
-        calls = list(hard_calls(self.given, self.model.input_size, self.model.layers, self.rng))
-        xs = [self.domain(call.x).astype(self.given.dtype) for call in calls]
-        starts = [(x, _rounded(call.states, self.given.dtype)) for x, call in zip(xs, calls, strict=True)]
-        for call, (x, states) in zip(calls, starts, strict=True):
+        for call in list(hard_calls(self.given, self.model.input_size, self.model.layers, self.rng)):
+            x, states = self.domain(call.x).astype(self.given.dtype), _rounded(call.states, self.given.dtype)
             results, sensitivity = self._results(x, states)
             self._vary_weights(x, states, results, sensitivity)
             self.measure.judge(results, sensitivity, call.name, 0)
