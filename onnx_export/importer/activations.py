@@ -10,13 +10,14 @@ import numpy as np
 import cnorm
 from onnx_export.importer.elements import Block, Cannot
 
-__all__ = ["activation"]
+__all__ = ["activation", "bent"]
 
 SAME = {"relu", "tanh", "sigmoid", "elu", "silu", "gelu", "gelu_tanh", "leaky_relu", "softplus", "hard_sigmoid"}
 SAME |= {"hard_swish", "exp", "square", "abs", "clip", "sin", "cos"}
 NAMES = {"root": "sqrt"} | {name: name for name in SAME}
 PARAMETERS = {"leaky_relu": {"alpha": "slope"}}  # names of ONNX to those of cnorm.Activation
 GELU_TANH = math.sqrt(2 / math.pi) * np.array([0, 1, 0, 0.044715])  # u: coefficients of 1, x, x^2, x^3
+MAX_SLOPE = 2.0**10  # of a sum below 0: so much earlier float32 overflows
 SELU = {"alpha": np.float32(1.6732632), "gamma": np.float32(1.0507010)}
 
 
@@ -50,6 +51,29 @@ def activation(block_of: Callable, block: Block) -> tuple[cnorm.Activation, floa
         if len(block.operands[0]) != 1:
             raise Cannot(f"{block.node}: softmax of {len(block.operands[0])} parts of the frame", behind=x)
         return cnorm.Activation("softmax"), 1.0, x
+    return None
+
+
+def bent(block_of: Callable, block: Block) -> tuple[cnorm.Activation, np.ndarray, np.ndarray, np.ndarray] | None:
+    """x above 0 and x times slopes below, plus x scaled and shifted: a layer, its factor and offset, and x.
+
+    None for other sums.
+    """
+    a, b = (operand.ravel() for operand in block.operands)
+    for side, other in ((a, b), (b, a)):
+        kinked, factor, offset = block_of(side), np.ones(len(other)), np.zeros(len(other))
+        if block.op != "add" or not kinked or kinked.op not in ("relu", "prelu"):
+            continue
+        x, straight = kinked.operands[0].ravel(), block_of(other)
+        while straight and straight.op in ("scale", "shift") and not np.array_equal(other, x):
+            scaled = straight.op == "scale"
+            offset = offset if scaled else offset + factor * straight.constants["offset"]
+            factor = factor * straight.constants["factor"] if scaled else factor
+            other = straight.operands[0].ravel()
+            straight = block_of(other)
+        above, below = 1 + factor, kinked.constants.get("slope", 0.0) + factor
+        if np.array_equal(other, x) and (np.abs(below) <= MAX_SLOPE * np.abs(above)).all() and above.all():
+            return cnorm.Activation("prelu", slope=(below / above).astype(np.float32)), above, offset, x
     return None
 
 

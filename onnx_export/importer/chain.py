@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 import cnorm
-from onnx_export.importer.activations import activation
+from onnx_export.importer.activations import activation, bent
 from onnx_export.importer.affine import affine
 from onnx_export.importer.cell_layers import of_operator, of_written
 from onnx_export.importer.cells import Found, written_cell
@@ -306,6 +306,9 @@ class Chain:
 
     def _joined(self, block: Block) -> tuple[Link, list[np.ndarray]]:
         """Two results that depend on the frame, element by element."""
+        if found := bent(self._block, block):
+            layer, factor, offset, x = found
+            return (lambda to: to.bent(layer, factor, offset)), [x]
         a, b = (operand.ravel() for operand in block.operands)
         if block.op == "subtract":
             b = self.trace.add("scale", block.node, b.shape, [b[:, None]], factor=np.full(len(b), -1.0)).numbers

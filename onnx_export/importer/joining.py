@@ -202,6 +202,12 @@ class Joined:
         self.add(layer)
         self.scale(factor)
 
+    def bent(self, layer, factor: np.ndarray, offset: np.ndarray) -> None:
+        """An activation whose outputs are scaled and shifted."""
+        self.add(layer)
+        self.scale(factor)
+        self.shift(offset)
+
     def cell(self, made, cell: Cell) -> None:
         self.add(self._cell_layer(made))
         self.cells.append(cell)

@@ -41,6 +41,49 @@ def test_log_softmax_over_frames_is_refused(tmp_path, rng):
         imported(path)
 
 
+# ------------------------------------------------------------------------------------------------ affine PReLU
+
+
+def affine_prelu(path, rng, factor, slope, *, kink="where", other="v", op="Add"):
+    """factor v + offset, and v above 0 or slope v below, added up."""
+    kinks = {
+        "where": [node("Greater", "v zero", "above"), node("Mul", "slope v", "w"), node("Where", "above v w", "k")],
+        "prelu": [node("PRelu", "v slope", "k")],
+        "relu": [node("Relu", "v", "k")],
+    }
+    nodes = [node("MatMul", "x M", "v"), node("MatMul", "x N", "u"), *kinks[kink]]
+    nodes += [node("Mul", f"factor {other}", "f"), node("Add", "f offset", "o"), node(op, "o k", "y")]
+    tensors = {"M": normal(rng, SIZE, UNITS), "N": normal(rng, SIZE, UNITS), "offset": normal(rng, UNITS)}
+    tensors |= {"factor": np.full(UNITS, factor, np.float32) * np.float32([1, 1.5, 1, 1, 1, 1])}
+    tensors |= {"slope": np.full(UNITS, slope, np.float32), "zero": np.float32(0.0)}
+    return saved(path, nodes, {"x": [1, SIZE]}, {"y": [1, UNITS]}, tensors)
+
+
+def also_right(found, rng):
+    """The functions of a proven file whose model computes what it does over frames of several scales."""
+    x = (rng.standard_normal((60, SIZE)) * np.geomspace(1e-6, 1e6, 60)[:, None]).astype(np.float32)
+    assert found.report.ok
+    assert found.model.check(x, found.file.run(x)).ok
+    return kinds(found)
+
+
+@pytest.mark.parametrize("kink", ["where", "prelu", "relu"])
+@pytest.mark.parametrize(("factor", "slope"), [(0.5, 0.25), (-0.25, 0.75), (-3.0, -0.5), (1.0, 4.0)], ids=str)
+def test_a_line_and_a_prelu_of_the_same_are_one_prelu(kink, factor, slope, tmp_path, rng):
+    found = imported(affine_prelu(tmp_path / "m.onnx", rng, factor, slope, kink=kink))
+    assert also_right(found, rng) == ["Linear", "prelu", "CausalConv1d"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"factor": -1.0}, {"factor": -0.9999999}, {"factor": 0.5, "other": "u"}, {"factor": 0.5, "op": "Sub"}],
+    ids=["nothing is left above 0", "next to nothing", "of another", "a difference"],
+)
+def test_other_sums_with_a_prelu_stay_sums(given, tmp_path, rng):
+    found = imported(affine_prelu(tmp_path / "m.onnx", rng, slope=0.25, **given))
+    assert "Add" in also_right(found, rng)
+
+
 # ------------------------------------------------------------------------------------------------ 1 - z
 
 
