@@ -8,10 +8,8 @@ The drift of engines that run freely is reported, but not judged.
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -26,6 +24,7 @@ from onnx_export.description import initial_states, metadata_difference, state_t
 from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
 from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, RuntimeEngine, interface
+from onnx_export.parity_measure import Call, Elements, Measure
 from onnx_export.parity_recordings import Domain, hard_calls, recordings, weights_varied, whole_calls
 from onnx_export.parity_report import ELEMENT, Drift, ParityReport, Row
 from onnx_export.quantizer import Variation
@@ -35,32 +34,6 @@ __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 SAMPLES = 3  # of a sensitivity
 ELEMENT_CALLS = 16  # from so many on no element's sensitivity is small by chance: in 48 samples
 BATCH = 3  # rows in the call that is compared with calls of one row each
-NEAR_0 = 2.0**-10  # values below are not counted in units in the last place
-UNIT = 2.0**-24  # unit roundoff of float32
-
-
-def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: float = 0.0) -> float:
-    """Allowed difference of one step from float64: the larger of 4 u sqrt(n) max(1, max|exact|) and 4 `sensitivity`.
-
-    u is the unit roundoff `unit`, n the number of terms `longest`. The first bound is derived as follows.
-
-    - A matrix product adds n terms one after the other. Each addition rounds by at most u times the partial sum, in the
-      root mean square by u / sqrt(3) times it. For terms of random sign these errors add up to u sqrt(n / 6) times the
-      size of the sum. (Blocked sums have smaller errors.)
-    - Normalisation divides the sum and its error alike; sigmoid and tanh do not enlarge an error.
-    - A step adds three such errors: two for the gates, one through the norm of the cell. Four standard deviations allow
-      for the largest of many elements: 4 u sqrt(n) sqrt(3 / 6), and sqrt(2) for gains above one and elementwise steps.
-
-    Sums shorter than 64 count as 64, because elementwise rounding dominates there. For float32 and n = 64 the bound is
-    1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
-
-    A norm over nearly equal numbers enlarges all errors of its input. `sensitivity` measures this on the float64 graph:
-    the change of its results when the step's inputs change by u sqrt(n / 6), relatively; and the weights, too, where
-    an engine is beyond that: sums round in proportion to their terms, among them a bias that hides the inputs.
-    """
-    # infinity and NaN do not enlarge the bound
-    size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))
-    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * sensitivity if math.isfinite(sensitivity) else 0.0)
 
 
 def check_parity(
@@ -132,14 +105,14 @@ class _Check:
         self.of_model = _rounded(self.engines["cnorm"].initial(), self.given.dtype)
         native = any(node.op_type in ("LSTM", "GRU", "RNN") and not node.domain for node in model_nodes(onnx_model))
         longest = max(leaf.longest_sum() for layer in model.layers for _, leaf in layer.leaves(""))
-        self.measure = _Measure(longest, self.given.dtype, self.frames, native)
-        self.elements = _Elements()
-        self.samples: list[tuple] = []  # the first calls that were judged: x, states, exact, sensitivity
+        self.measure = Measure(longest, self.given.dtype, self.frames, native)
+        self.elements = Elements()
+        self.calls: list[Call] = []  # the first that were judged
 
     def report(self) -> ParityReport:
         self.measure.starts(self.of_model, self.of_file)
         judged = sum(self._recording(i, recording) for i, recording in enumerate(self.recordings))
-        self.elements.judge(self.measure)
+        self._each_element()
         self._hard_calls()
         self._outside()
         if self.given.sequence and self.given.frames is None:
@@ -178,19 +151,28 @@ class _Check:
 
     def _judged(self, x, states, number: int, step: int) -> None:
         start = _rounded(states, self.given.dtype)
-        results, sensitivity = self._results(x, start)
-        if not self.measure.within(results, sensitivity):  # a few changed inputs may not show how sums of weights round
-            self._vary_weights(x, start, results, sensitivity)
-        self.measure.judge(results, sensitivity, number, step)
-        self.elements.add(results, sensitivity)
-        if len(self.samples) < BATCH:
-            self.samples.append((x, start, results["float64"], sensitivity))
+        call = self._call(x, start)
+        if not self.measure.within(call):  # a few changed inputs may not show how sums of weights round
+            self._vary_weights(call)
+        self.measure.judge(call, number, step)
+        self.elements.add(call)
+        if len(self.calls) < ELEMENT_CALLS:
+            self.calls.append(call)
 
-    def _results(self, x, states) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-        """The results of every engine, and the sensitivity of the float64 ones."""
+    def _call(self, x, states) -> Call:
         results = {"float64": self.judge.call(x, states)}
         results |= {name: engine.call(x, states) for name, engine in self.engines.items()}
-        return results, self._sensitivity(x, states, results["float64"])
+        return Call(x, states, results, self._sensitivity(x, states, results["float64"]))
+
+    def _each_element(self) -> None:
+        if len(self.calls) < ELEMENT_CALLS:
+            return
+        if any((distance > allowed).any() for *_, distance, _, allowed in self.elements.worst(self.measure)):
+            for call in self.calls:
+                self._vary_weights(call)
+                self.elements.add(call)
+        for row in self.elements.worst(self.measure):
+            self.measure.add(*row, (ELEMENT, 0))
 
     def _next(self, results) -> dict[str, np.ndarray]:
         return {name: results[f"{name}_out"] for name in self.given.states}
@@ -220,14 +202,14 @@ class _Check:
         """
         for call in list(hard_calls(self.given, self.model.input_size, self.model.layers, self.rng)):
             x, states = self.domain(call.x).astype(self.given.dtype), _rounded(call.states, self.given.dtype)
-            results, sensitivity = self._results(x, states)
-            self._vary_weights(x, states, results, sensitivity)
-            self.measure.judge(results, sensitivity, call.name, 0)
+            judged = self._call(x, states)
+            self._vary_weights(judged)
+            self.measure.judge(judged, call.name, 0)
 
-    def _vary_weights(self, x, states, results, sensitivity) -> None:
-        """Raise a sensitivity to that to a change of the weights."""
+    def _vary_weights(self, call: Call) -> None:
+        """Raise the sensitivity of a call to that to a change of the weights."""
         for varied in self._varied:
-            _enlarge(sensitivity, varied.call(x, states), results["float64"])
+            _enlarge(call.sensitivity, varied.call(call.x, call.states), call.results["float64"])
 
     @cached_property
     def _varied(self) -> list[Float64Engine]:
@@ -266,7 +248,7 @@ class _Check:
         exact = self.judge.call(x, self.of_file)
         sensitivity = self._sensitivity(x, self.of_file, exact)
         found = engine.call(x, self.of_file)  # the engine rounds
-        self.measure.row(name, f"float64, {len(x)} steps", found, exact, sensitivity, (0, 0), len(x))
+        self.measure.row(name, f"float64, {len(x)} steps", found, (exact, sensitivity), (0, 0), len(x))
 
     def _run(self, engine, x, cuts) -> dict[str, np.ndarray]:
         """Run x freely in calls that begin and end at `cuts`; returns all of y and the last states."""
@@ -279,20 +261,20 @@ class _Check:
 
     def _batch(self) -> None:
         """Compare the rows of one call of BATCH rows with float64 calls of one row each."""
-        while len(self.samples) < BATCH:  # fewer than BATCH calls were judged
-            x, start, *_ = self.samples[0]
-            x = self.domain(self.rng.standard_normal(x.shape)).astype(x.dtype)
-            exact = self.judge.call(x, start)
-            self.samples.append((x, start, exact, self._sensitivity(x, start, exact)))
-        x = np.concatenate([sample[0] for sample in self.samples], axis=1)
-        states = {n: np.concatenate([sample[1][n] for sample in self.samples]) for n in self.given.states}
+        calls = self.calls[:BATCH]
+        while len(calls) < BATCH:  # fewer were judged
+            x = self.domain(self.rng.standard_normal(calls[0].x.shape)).astype(calls[0].x.dtype)
+            calls.append(self._call(x, calls[0].states))
+        x = np.concatenate([call.x for call in calls], axis=1)
+        states = {n: np.concatenate([call.states[n] for call in calls]) for n in self.given.states}
         for name, engine in self.engines.items():
             if name == "cnorm":
                 continue
             results = engine.call(x, states)
-            for row, (_, _, exact, sensitivity) in enumerate(self.samples):
+            for row, call in enumerate(calls):
                 one = {n: a[..., row : row + 1, :] for n, a in results.items()}
-                self.measure.row(name, f"float64, batch {BATCH}", one, exact, sensitivity, (0, row * self.frames))
+                judge = call.results["float64"], call.sensitivity
+                self.measure.row(name, f"float64, batch {BATCH}", one, judge, (0, row * self.frames))
 
 
 def _enlarge(sensitivity: dict[str, np.ndarray], moved, exact) -> None:
@@ -303,148 +285,3 @@ def _enlarge(sensitivity: dict[str, np.ndarray], moved, exact) -> None:
 
 def _rounded(state, dtype) -> dict[str, np.ndarray]:
     return {name: array.astype(dtype) for name, array in state.items()}
-
-
-class _Measure:
-    """Collects the differences of all steps."""
-
-    def __init__(self, longest: int, dtype, frames: int, native: bool):
-        self.longest, self.frames, self.native = longest, frames, native
-        self.dtype, self.unit = dtype, float(np.finfo(dtype).eps) / 2
-        self.noise = self.unit * math.sqrt(max(longest, 64) / 6)
-        self.rows: dict[tuple[str, str, str], Row] = {}
-        self.drifts: dict[tuple[str, str, str], float] = {}
-        self.first: Row | None = None
-
-    def starts(self, ours, files) -> None:
-        """A row for each initial state that differs. Nothing has been computed yet, so no difference is allowed."""
-        for name, exact in files.items():
-            distance = _distance(ours[name], exact)
-            if distance.any():
-                self.add("cnorm", "float64", f"{name}_in", distance, exact, 0.0, (0, 0))
-
-    def judge(self, results, sensitivity, recording, step) -> None:
-        """Judge one call. Each engine may differ from float64 by the bound, so two engines by twice the bound."""
-        exact = results["float64"]
-        for engine, against in _pairs(results):
-            if against == "float64":
-                self.row(engine, against, results[engine], exact, sensitivity, (recording, step))
-                continue
-            for tensor, value in exact.items():
-                distance = _distance(results[engine][tensor], results[against][tensor])
-                allowed = 2 * self._allowed(value, sensitivity[tensor])
-                self.add(engine, against, tensor, distance, value, allowed, (recording, step))
-
-    def within(self, results, sensitivity) -> bool:
-        """Whether every engine is within its bound of float64 in one call."""
-        exact = results["float64"]
-        return all(
-            _largest(_distance(found[tensor], value)) <= self._allowed(value, sensitivity[tensor])
-            for found in results.values()
-            for tensor, value in exact.items()
-        )
-
-    def row(self, engine, against, results, exact, sensitivity, place, steps: int = 1) -> None:
-        """Compare one engine's call with the float64 results."""
-        for tensor, value in exact.items():
-            allowed = steps * self._allowed(value, sensitivity[tensor])
-            self.add(engine, against, tensor, _distance(results[tensor], value), value, allowed, place)
-
-    def chunks(self, engine, single, whole, recording) -> None:
-        """Compare the same steps computed in different calls.
-
-        A Scan or Loop runs the same operators on the same numbers, so its results must be bit-identical. The operators
-        LSTM, GRU and RNN multiply all frames of a call at once and may round differently. They have no norm that would
-        enlarge an error, so each step adds one allowed error.
-        """
-        for tensor, exact in single.items():
-            distance = np.where(whole[tensor] == exact, 0.0, _distance(whole[tensor], exact))
-            step = (
-                int(np.argmax(distance.reshape(len(distance), -1).any(axis=1)))
-                if tensor == "y"
-                else len(single["y"]) - 1
-            )
-            allowed = 2 * len(single["y"]) * bound(self.longest, exact, self.unit) if self.native else 0.0
-            self.add(engine, "single steps", tensor, distance, exact, allowed, (recording, step))
-
-    def _allowed(self, exact, sensitivity) -> float:
-        return self.frames * bound(self.longest, exact, self.unit, _largest(sensitivity))
-
-    def add(self, engine, against, tensor, distance, exact, allowed: float, place: tuple[int, int]) -> None:
-        size = np.broadcast_to(np.abs(exact), distance.shape)
-        units = np.spacing(size[size >= NEAR_0].astype(self.dtype)).astype(np.float64)
-        largest, ulp = _largest(distance), _largest(distance[size >= NEAR_0] / units)
-        used = largest / allowed if allowed else math.inf if largest else 0.0
-        row = Row(engine, against, tensor, largest, ulp, used, allowed, *place, used <= 1)
-        key = engine, against, tensor
-        self.rows[key] = _worse(self.rows.get(key, row), row)
-        if self.first is None and not row.ok:
-            self.first = row
-
-    def drift(self, runs) -> None:
-        for engine, against in _pairs(runs):
-            for tensor, array in runs[engine].items():
-                key = engine, against, tensor
-                distance = _largest(_distance(array, runs[against][tensor]))
-                self.drifts[key] = max(self.drifts.get(key, 0.0), distance)
-
-
-class _Elements:
-    """Each element beside its own largest value in all calls of the recordings, so that larger ones hide no error."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.exact: dict[str, np.ndarray] = {}
-        self.sensitivity: dict[str, np.ndarray] = {}
-        self.distance: dict[tuple[str, str], np.ndarray] = {}
-
-    def add(self, results, sensitivity) -> None:
-        self.calls += 1
-        for tensor, exact in results["float64"].items():
-            _keep(self.exact, tensor, np.abs(exact))
-            _keep(self.sensitivity, tensor, sensitivity[tensor])
-            for engine in results.keys() - {"float64"}:
-                _keep(self.distance, (engine, tensor), _distance(results[engine][tensor], exact))
-
-    def judge(self, measure: _Measure) -> None:
-        """Add the worst element of each tensor."""
-        if self.calls < ELEMENT_CALLS:
-            return
-        for (engine, tensor), distance in sorted(self.distance.items()):
-            pairs = zip(self.exact[tensor], self.sensitivity[tensor], strict=True)
-            allowed = np.array(
-                [measure.frames * bound(measure.longest, exact, measure.unit, change) for exact, change in pairs]
-            )
-            worst = int(np.argmax(distance / allowed))
-            near = slice(worst, worst + 1)
-            value = self.exact[tensor][near]
-            measure.add(engine, "float64", tensor, distance[near], value, float(allowed[worst]), (ELEMENT, 0))
-
-
-def _keep(kept: dict, key, values: np.ndarray) -> None:
-    """Raise what is kept for each element, the last axis, to the largest of some values that are numbers."""
-    largest = np.fmax.reduce(values.reshape(-1, values.shape[-1]), axis=0)
-    kept[key] = np.fmax(kept.get(key, 0.0), largest)
-
-
-def _pairs(results) -> list[tuple[str, str]]:
-    """Each engine and float64, cnorm and each onnxruntime."""
-    engines = [name for name in results if name != "float64"]
-    return [(name, "float64") for name in engines] + [("cnorm", name) for name in engines if name != "cnorm"]
-
-
-def _worse(old: Row, new: Row) -> Row:
-    """The row that used more of its bound, with the largest differences of both."""
-    head = new if new.used > old.used else old
-    max_abs, max_ulp = max(old.max_abs, new.max_abs), max(old.max_ulp, new.max_ulp)
-    return replace(head, max_abs=max_abs, max_ulp=max_ulp)
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return np.abs(a.astype(np.float64) - b.astype(np.float64))
-
-
-def _largest(differences: np.ndarray) -> float:
-    """The largest element; infinity if one is NaN, so that NaN is within no bound."""
-    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))

@@ -15,7 +15,7 @@ import pytest
 import cnorm
 import onnx_export
 from onnx_export.options import newest_opset
-from onnx_export.parity import bound
+from onnx_export.parity_measure import bound
 
 OPSETS = [13, 17, 18, 21, newest_opset()]
 LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"]

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 import cnorm
 import onnx_export
 from onnx_export.float64 import Float64
-from onnx_export.parity import bound
+from onnx_export.parity_measure import bound
 
 STEPS = 6
 PRESETS = sorted(cnorm.PRESETS)
