@@ -13,6 +13,7 @@ __all__ = ["Comparison", "compare"]
 UNIT_ROUNDOFF = 2.0**-24  # of float32
 SAFETY = 16
 PERTURBED_RUNS = 3
+BLOCK = 256  # frames that are compared at once
 UNDECIDED = 0.01  # share of the output's scale: a larger bound could not tell right outputs from wrong ones
 
 
@@ -96,13 +97,13 @@ def compare(model, x, expected) -> Comparison:
         signs = rng.choice([-1.0, 1.0], np.shape(x))
         changed = (x + signs * rounding * np.maximum(1, np.abs(x))).astype(np.float32)
         changed[:, list(model.tokens)] = x[:, list(model.tokens)]
-        max_change = np.maximum(max_change, _largest(model.run(changed).astype(np.float64) - y))
+        max_change = np.maximum(max_change, _largest(model.run(changed), y))
     scale = np.maximum(1, _largest(y))
     bounds = SAFETY * (rounding * scale + np.maximum.accumulate(max_change))
     beyond = np.flatnonzero(bounds > UNDECIDED * scale)
     judged = int(beyond[0]) if len(beyond) else len(y)
     with np.errstate(invalid="ignore"):
-        return Comparison(_largest(y.astype(np.float64) - expected), bounds, judged, model.weights)
+        return Comparison(_largest(y, expected), bounds, judged, model.weights)
 
 
 def _longest_sum(model) -> int:
@@ -113,6 +114,12 @@ def _longest_sum(model) -> int:
     return max(model.input_size, model.output_size, *(network.longest for network in networks))
 
 
-def _largest(frames: np.ndarray) -> np.ndarray:
-    """The largest absolute value of each frame: [steps, ...] -> [steps]."""
-    return np.abs(frames).max(axis=1).astype(np.float64)
+def _largest(frames: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+    """The largest absolute value of each frame, or of its differences from others: [steps, n] -> [steps] in float64."""
+    largest = np.empty(len(frames))
+    for at in range(0, len(frames), BLOCK):  # whole recordings in float64 could be more than there is memory
+        part = frames[at : at + BLOCK].astype(np.float64)
+        if others is not None:
+            part -= others[at : at + BLOCK]
+        largest[at : at + BLOCK] = np.abs(part, out=part).max(axis=1)
+    return largest

@@ -39,9 +39,7 @@ class Lags:
     def __init__(self, old: dict[int, int], shifts: Shifts | None = None) -> None:
         self.cached, self._chains = shifts is None, {}  # a new element, and what it was 1, 2, ... steps before
         if shifts:
-            self._linked = shifts.chains()  # [frames, n]
-            self._place = np.full((2, len(shifts.before)), -1)
-            self._place[:, self._linked] = np.indices(self._linked.shape)
+            self._linked, self._place = shifts.chains
             return
         before, self._of = set(old.values()), {}  # an element: the new one, and the steps since
         for head in old.keys() - before:

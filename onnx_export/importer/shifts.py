@@ -9,6 +9,7 @@ be constants of zero, which is what a stream begins with.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
@@ -187,8 +188,12 @@ class Shifts:
         """Whether elements [frames, ...] are linked, each frame to the one before it."""
         return not (self.before[frames[1:]] != self._same[frames[:-1]])[self._last[frames[1:]] >= 0].any()
 
-    def chains(self) -> np.ndarray:
-        """Elements [frames, n] of the last frame, and what they were in each frame before, back to the first."""
+    @cached_property
+    def chains(self) -> tuple[np.ndarray, np.ndarray]:
+        """Elements [frames, n] of the last frame, and what they were in each frame before, back to the first.
+
+        And for each element of the trace its row and column in these, -1 where it has none.
+        """
         at = np.flatnonzero(self._last == self.length - 1)
         chains, whole = np.full((self.length, len(at)), NONE), np.arange(len(at))
         chains[0] = at
@@ -196,7 +201,10 @@ class Shifts:
             before = self.before[chains[lag - 1, whole]]
             whole, before = whole[before >= 0], before[before >= 0]
             chains[lag, whole] = before
-        return chains[:, whole[self.before[chains[-1, whole]] == ZERO]]
+        linked = chains[:, whole[self.before[chains[-1, whole]] == ZERO]]
+        places = np.full((2, len(self.before)), -1, np.int32)
+        places[0, linked], places[1, linked] = np.arange(self.length)[:, None], np.arange(linked.shape[1])
+        return linked, places
 
 
 def _weights(block: Block) -> list[np.ndarray]:
