@@ -240,6 +240,7 @@ class Joined:
         if self._weight is not None or self._eps is not None:
             self._flush()
         self._shift_first()
+        self._narrow()
         if self._index is not None and "W" not in weights and self._offset.any():
             self._flush()  # a cell that is written out has no bias of x alone, which its norms may cover
         if self._index is not None:
@@ -259,6 +260,7 @@ class Joined:
         if self._weight is not None or self._eps is not None:
             self._flush()
         self._shift_first()
+        self._narrow()
         if self._index is None:
             return np.asarray(weight, np.float64), np.asarray(bias, np.float64)
         wide = np.zeros((len(weight), self.size))
@@ -266,6 +268,12 @@ class Joined:
         bias = bias + weight @ self._offset
         self._forget()
         return wide, bias
+
+    def _narrow(self) -> None:
+        """A slice where a matrix would have more zeros than weights: half of the elements, in a row, or fewer."""
+        if self._index is not None and 2 * len(self._index) <= self.size and (np.diff(self._index) == 1).all():
+            self._moved(self._index)
+            self._index = np.arange(self.size)
 
     def _shift_first(self) -> None:
         """A layer for large shifts, before any scale: x - mean is exact near the mean, x / std - mean / std is not."""
