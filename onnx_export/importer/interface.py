@@ -13,29 +13,22 @@ from itertools import islice
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from cnorm.arguments import whole_number
 from cnorm.text import quoted
 from onnx_export.errors import NotImported, together
-from onnx_export.graph import sizes
-from onnx_export.graph.tables import LAYOUT
 from onnx_export.importer.chain import Chain
 from onnx_export.importer.dimensions import frames_of, open_dimensions, shape_of
 from onnx_export.importer.elements import Elements
 from onnx_export.importer.frames import unrolled
+from onnx_export.importer.given import FLOATS, INTEGERS, constant, undecided
 from onnx_export.importer.pairings import alike, assignments, unpaired
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["Inputs", "Plan", "plan", "undecided"]
+__all__ = ["Inputs", "Plan", "plan"]
 
-INTEGERS = {
-    TensorProto.INT32: np.int32, TensorProto.INT64: np.int64, TensorProto.INT8: np.int8, TensorProto.INT16: np.int16,
-    TensorProto.UINT8: np.uint8, TensorProto.UINT16: np.uint16, TensorProto.UINT32: np.uint32,
-    TensorProto.UINT64: np.uint64,
-}  # fmt: skip
-FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
 
@@ -235,7 +228,7 @@ def _inputs(model: onnx.ModelProto, given: Mapping, dims: Mapping[str, int]) -> 
         if value.name in stored:
             continue
         if value.name in given:
-            constants[value.name] = _constant(value, given[value.name])
+            constants[value.name] = constant(value, given[value.name])
         else:
             varying[value.name] = value
     for name in given.keys() - constants.keys():
@@ -257,38 +250,6 @@ def _check_dims(model: onnx.ModelProto, dims: Mapping) -> None:
             known = f"it has {_names(sorted(symbols))}" if symbols else "all its sizes are fixed"
             raise NotImported(f"dims: no input has the open dimension {quoted(name)}; {known}")
         whole_number(size, f"dims[{name!r}]", 1)
-
-
-def undecided(model: onnx.ModelProto, given: Collection[str]) -> list[onnx.ValueInfoProto]:
-    """The inputs that are neither frames nor states, and were not given."""
-    known = {tensor.name for tensor in model.graph.initializer}.union(given)
-    others = [value for value in model.graph.input if value.name not in known]
-    return [v for v in others if v.type.tensor_type.elem_type not in FLOATS and not _is_token(model.graph, v)]
-
-
-def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
-    """Whether an input of integers is read as the indices of Gather nodes alone."""
-    if value.type.tensor_type.elem_type not in INTEGERS:
-        return False
-    moved, read = {value.name}, False
-    for node in graph.node:  # sorted
-        if moved.intersection(node.input) and node.op_type not in ("Shape", "Size"):
-            indices = node.op_type == "Gather" and node.input[0] not in moved
-            if not indices and not (node.op_type in LAYOUT and not moved.intersection(node.input[1:])):
-                return False
-            read |= indices
-            moved.update([] if indices else node.output)
-    return read
-
-
-def _constant(value: onnx.ValueInfoProto, given) -> np.ndarray:
-    kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-    array = np.asarray(given).astype(kind)
-    shape = [size or 1 for size in sizes.shape_of(value.type) or ()]
-    try:
-        return np.broadcast_to(array, shape)
-    except ValueError:
-        raise NotImported(f"inputs[{value.name!r}] must have shape {shape}, got {list(array.shape)}") from None
 
 
 def _plans(model, trace: Trace, inputs: Inputs, states, frames):

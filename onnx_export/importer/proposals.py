@@ -16,7 +16,7 @@ import onnx
 
 from onnx_export.graph.constants import constant_node, stored_value
 from onnx_export.importer.dimensions import open_dimensions, shape_of
-from onnx_export.importer.interface import undecided
+from onnx_export.importer.given import undecided
 
 __all__ = ["proposals"]
 
