@@ -300,7 +300,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     good = [found for found in possible if _rank(found) == best]
     good += [found for found in possible if any(_likeness(found) > _likeness(one) for one in good)]
     if good and all(_elements(found) == _elements(good[0]) or _holds(found, good[0]) for found in good):
-        return good[0]  # readings of the same elements are one
+        return max(good, key=_likeness)  # readings of the same elements are one
     if good:
         raise NotImported(
             "more than one reading of the inputs and outputs fits; choose one by states={...}:", map(_reading, good)
@@ -370,7 +370,7 @@ def _numbers(found: Plan, name: str) -> np.ndarray:
 def _elements(found: Plan) -> tuple:
     """A reading by elements instead of names."""
     states = tuple((name, _numbers(found, result).tobytes()) for name, result in found.states.items())
-    return found.frames, tuple(_numbers(found, name).tobytes() for name in found.outputs), states
+    return found.frames, sorted(_numbers(found, name).tobytes() for name in found.outputs), states
 
 
 def _holds(found: Plan, first: Plan) -> bool:

@@ -6,9 +6,10 @@ What the outputs depend on says which are tried first.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import combinations, islice, product, zip_longest
 
 import numpy as np
 
@@ -20,6 +21,7 @@ __all__ = ["alike", "assignments", "belong", "unpaired"]
 
 LIKE = 0.5  # of the letters of two names
 MAX_TRIED = 10_000  # outputs for an input, in one search
+MAX_CHOICES = 64  # of the inputs that are x
 
 
 def assignments(trace, inputs, outputs, states, frames):
@@ -31,8 +33,15 @@ def assignments(trace, inputs, outputs, states, frames):
     free = [name for name in outputs if name not in states.values()]
     depending_on = {name: _behind(trace, trace.values[name].numbers, outputs) for name in inputs.shapes}
     behind = {name: _likely_first(trace, name, outputs, depending_on) for name in inputs.shapes}
-    chosen = _choices(inputs, {sizes[name] for name in free}, sizes, states, frames)
     elements = {name: outputs[name].numbers.tobytes() for name in free}
+    distinct = {each: name for name, each in elements.items()}
+    shapes = {name: value.shape for name, value in outputs.items()}
+    like = {
+        name: max(((shapes[result] == trace.values[name].shape, alike(name, result)) for result in results), default=())
+        for name, results in behind.items()
+    }
+    names = sorted((name for name in inputs.shapes if name not in states), key=lambda name: like[name])
+    chosen = _choices(inputs, Counter(sizes[name] for name in distinct.values()), sizes, names, frames)
     by_choice = [_of_choice(each, inputs, elements, sizes, states, behind) for each in chosen]
     for turn in zip_longest(*by_choice):
         yield from filter(None, turn)
@@ -74,13 +83,22 @@ def _of_choice(chosen, inputs, elements: dict[str, bytes], sizes, states, behind
             yield chosen, names, pairs
 
 
-def _choices(inputs, results: set[int], sizes, states, frames) -> list[tuple[str, ...]]:
-    """The inputs that can be x: those given, and those that can't be states, as no output has their size; else one."""
-    free = [name for name in inputs.shapes if name not in states]
-    if frames:
-        return [tuple(name for name in free if name in frames or sizes[name] not in results)]
-    sure = tuple(name for name in free if issubclass(inputs.types[name], np.integer) or sizes[name] not in results)
-    return [sure] if sure else [(name,) for name in free]
+def _choices(inputs, results: Counter[int], sizes, free: list[str], frames) -> list[tuple[str, ...]]:
+    """The inputs that can be x: those given, and those that can't be states, as outputs of their size lack; else one.
+
+    `results` counts outputs by their size, `free` has the inputs that may be x, first those least like a state.
+    """
+    sure = {name for name in free if name in frames or issubclass(inputs.types[name], np.integer)}
+    of_size: dict[int, list[str]] = {}
+    for name in (name for name in free if name not in sure):
+        of_size.setdefault(sizes[name], []).append(name)
+    more = [
+        islice(combinations(names, max(0, len(names) - results[size])), MAX_CHOICES) for size, names in of_size.items()
+    ]
+    chosen = [sure.union(*parts) for parts in islice(product(*more), MAX_CHOICES)]
+    if not chosen[0]:
+        chosen = [{name} for name in inputs.shapes if name in free]
+    return [tuple(name for name in inputs.shapes if name in each) for each in chosen]
 
 
 def _behind(trace, numbers: np.ndarray, outputs) -> set[str]:

@@ -7,7 +7,45 @@ from graphs import imported, node, normal, saved
 from onnx_export.errors import NotImported
 
 UNITS = 4
-ROW = [1, UNITS]
+ROW, STATE = [1, UNITS], [1, 1, UNITS]
+
+
+def cell(x="x", h="h"):
+    """A GRU of one step, of x [1, UNITS]."""
+    made = node("GRU", f"x3 W R B none {h}", "Y h1", hidden_size=UNITS, linear_before_reset=1)
+    made.input[4] = ""
+    return [node("Unsqueeze", f"{x} zero", "x3"), made, node("Squeeze", "Y two", "y1")]
+
+
+def stored(rng, **more):
+    weights = {"W": normal(rng, 1, 3 * UNITS, UNITS), "R": normal(rng, 1, 3 * UNITS, UNITS)}
+    return weights | {"B": normal(rng, 1, 6 * UNITS), "zero": np.array([0]), "two": np.array([0, 1])} | more
+
+
+def of_a_size(path, rng, inputs=("a", "b", "h", "c")):
+    """Inputs of one size, of which the output of a GRU gives one back; y is of another."""
+    nodes = [node("Mul", "a b", "ab"), node("Sub", "ab c", "z"), *cell("z"), node("Add", "y1 c", "s"),
+             node("MatMul", "s K", "y")]  # fmt: skip
+    shapes = {name: STATE if name == "h" else ROW for name in inputs}
+    return saved(path, nodes, shapes, {"y": [1, 3], "h1": STATE}, stored(rng, K=normal(rng, UNITS, 3)))
+
+
+@pytest.mark.parametrize("inputs", ["abhc", "habc", "cbah"])
+def test_of_inputs_of_one_size_more_than_outputs_the_graph_says_which_are_x(inputs, tmp_path, rng):
+    found = imported(of_a_size(tmp_path / "m.onnx", rng, inputs))
+    assert (found.frames, found.states) == (tuple(inputs.replace("h", "")), {"h": "h1"})
+    assert found.report.ok
+
+
+def test_of_a_sum_that_either_of_two_may_carry_the_choice_is_the_callers(tmp_path, rng):
+    nodes = [node("Mul", "a half", "ah"), node("Mul", "b half", "bh"), node("Add", "ah bh", "n")]
+    nodes += [node("Mul", "n c", "p"), node("MatMul", "p K", "y")]
+    more = {"half": np.float32(0.5), "K": normal(rng, UNITS, 3)}
+    path = saved(tmp_path / "m.onnx", nodes, dict.fromkeys("abc", ROW), {"y": [1, 3], "n": ROW}, more)
+    with pytest.raises(NotImported, match=r"more than one reading|say which by states"):
+        imported(path)
+    found = imported(path, states={"a": "n"})
+    assert (found.frames, found.states) == (("b", "c"), {"a": "n"})
 
 
 def test_a_matrix_reads_a_slice_of_a_wide_frame(tmp_path, rng):
