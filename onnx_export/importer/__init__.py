@@ -259,6 +259,8 @@ def _stored_inputs(onnx_model) -> tuple[str, ...]:
 def _notes(model: Model, found, file) -> tuple[str, ...]:
     """What the owner of the file may not expect of a stream."""
     if found.time_axis is not None:
+        if found.inputs.shifts and not file.steps and set(map(found.inputs.output_axes.get, found.outputs)) == {None}:
+            return ("a call of the file gives its last frame; a step gives what a call with all frames so far would",)
         begin = f"a call of the file takes {file.steps} frames from its initial state"
         return (f"{begin}: reset the stream every {file.steps} frames",) if file.steps and not found.states else ()
     if all(cell.old for cell in found.chain.cells):

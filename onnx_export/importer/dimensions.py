@@ -65,7 +65,8 @@ def frames_of(model, varying, constants, dims) -> dict:
     follow, reach = partial(_reach, model, shapes, constants), max(limits, default=0)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
     fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
-    for label, axes in open_dimensions(varying, dims).items():
+    labels = open_dimensions(varying, dims)
+    for label, axes in (_joined(labels, follow) if len(labels) > 1 and not trace.faults else labels).items():
         most = together(model, trace, found.trace) if (found := follow(axes, [LEAST_FRAMES])) else 0
         found = _reaching_back(follow, axes, max(reach, min(most, MAX_REACH)))
         if trace.faults and (found is None or found.trace.faults) and (rate := _rate(model, follow, axes, label)):
@@ -79,7 +80,7 @@ def frames_of(model, varying, constants, dims) -> dict:
             found, shifts = _shifts(model, follow, axes, found, most)
         results = _outputs(model, found)
         if (found.moves or shifts) and not fields["time_axes"]:
-            fields["time_axes"] = dict([next(iter(axes.items()))])
+            fields["time_axes"] = dict(axes)
             fields["output_axes"] = _axes(found, results, carried=shifts is not None)
         elif not found.moves and found.trace.faults:
             fields["unfollowed"].append((axes, found.trace.faults))
@@ -103,6 +104,17 @@ def frames_of(model, varying, constants, dims) -> dict:
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields
+
+
+def _joined(labels: dict[str, dict[str, int]], follow: Callable) -> dict[str, dict[str, int]]:
+    """Open dimensions, as one where several elements of one alone can't be followed, but of them together can."""
+    faulty = [axes for axes in labels.values() if (found := follow(axes, [LEAST_FRAMES])) is None or found.trace.faults]
+    together = {name: axis for axes in faulty for name, axis in axes.items()}
+    apart = len(faulty) < 2 or len(together) < sum(map(len, faulty))  # an input with two of them has no one axis
+    if apart or (found := follow(together, [LEAST_FRAMES])) is None or found.trace.faults:
+        return labels
+    rest = {label: axes for label, axes in labels.items() if axes not in faulty}
+    return {next(label for label in labels if label not in rest): together} | rest
 
 
 def _too_far(limits, reach: int, most: int, remedy: str) -> list[str]:
@@ -240,6 +252,6 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
                 mixed = [({name: axis}, faults)] if faults else []
                 uneven = [] if faults or shifts or trace.faults else _uneven(found, {name: axis}, results)
                 along = _axes(found, results, carried=shifts is not None)
-                given = {"time_axes": {name: axis}, "output_axes": along, "mixed": mixed}
+                given = {"time_axes": {name: axis}, "output_axes": along, "mixed": mixed, "fixed": True}
                 return given | {"shifts": shifts, "faults": uneven}
     return {}

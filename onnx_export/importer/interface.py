@@ -29,6 +29,7 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
 
+ONE_KIND = "choose those of each frame, or of the last, by outputs=[...]"
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
 
@@ -42,7 +43,7 @@ class Inputs:
     shapes : dict of str to tuple
         Of frame and states, for one row.
     time_axes : dict of str to int
-        The axis of an input over which a recurrent operator runs, if there is one.
+        The inputs that have steps, and the axis that counts them; empty if a call is one step.
     constants : dict of str to ndarray
         The inputs that are the same for every frame.
     symbols : set of str
@@ -64,6 +65,8 @@ class Inputs:
         where: the caches of a file may carry them from call to call, which the proof decides.
     faults : list of str
         What else is wrong with the frames.
+    fixed : bool
+        Whether a call takes a fixed number of steps.
     shifts : Shifts or None
         Of a file that computes a frame from those before it, over the time axis, the trace with as many steps as that.
     """
@@ -80,6 +83,7 @@ class Inputs:
     lengths: list[int] = field(default_factory=list)
     mixed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    fixed: bool = False
     shifts: Shifts | None = None
 
 
@@ -189,21 +193,24 @@ def plan(
 
 def _whole(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> Inputs:
     """The same inputs with as many steps as the file declares."""
-    ((name, axis),) = inputs.time_axes.items()
-    value = next(value for value in model.graph.input if value.name == name)
-    shape = shape_of(value, dims, 1, None)
-    return replace(inputs, shapes=inputs.shapes | {name: shape}, steps=shape[axis])
+    shapes = {value.name: shape_of(value, dims, 1, None) for value in _over(model, inputs)}
+    steps = {shapes[name][axis] for name, axis in inputs.time_axes.items()}
+    return replace(inputs, shapes=inputs.shapes | shapes, steps=steps.pop())
 
 
 def _one_frame(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> Inputs | None:
     """The same inputs where the steps of a recurrent operator are positions of one frame; None if any number fits."""
-    ((name, axis),) = inputs.time_axes.items()
-    value = next(value for value in model.graph.input if value.name == name)
-    shape = shape_of(value, dims, 0, None)
-    if not shape[axis]:
+    values = _over(model, inputs)
+    if not all(shape_of(value, dims, 0, None)[inputs.time_axes[value.name]] for value in values):
         return None
     given = {"time_axes": {}, "output_axes": {}, "mixed": [], "faults": []}
-    return replace(inputs, shapes=inputs.shapes | {name: shape_of(value, dims, 1, None)}, steps=1, **given)
+    shapes = {value.name: shape_of(value, dims, 1, None) for value in values}
+    return replace(inputs, shapes=inputs.shapes | shapes, steps=1, **given)
+
+
+def _over(model: onnx.ModelProto, inputs: Inputs) -> list[onnx.ValueInfoProto]:
+    """The inputs that have steps."""
+    return [value for value in model.graph.input if value.name in inputs.time_axes]
 
 
 def _names(values) -> str:
@@ -263,18 +270,27 @@ def _plans(model, trace: Trace, inputs: Inputs, states, frames):
             old |= dict(zip(_flat(known[result]), _flat(trace.values[name]), strict=True))
         xs, ys = [trace.values[name].numbers for name in chosen], {n: known[n].numbers.ravel() for n in names}
         if inputs.steps > 1:  # the last step
-            if chosen != tuple(inputs.time_axes):
+            if set(chosen) != set(inputs.time_axes):
                 continue
-            xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
-            ys = {name: _of_last(known[name], xs[0], trace, inputs, name) for name in ys}
+            xs = [x.take(-1, inputs.time_axes[name]) for name, x in zip(chosen, xs, strict=True)]
         x, within = np.concatenate([x.ravel() for x in xs]), bool(inputs.time_axes)
+        if inputs.steps > 1:
+            ys = {name: _of_last(known[name], x, trace, inputs, name) for name in ys}
         chain = Chain(trace, x, old, ys, inputs.shifts, brief=known_one, inside=within)
         ends = {begin: end for *_, each in trace.repeated for begin, end in each.items()}
         if any(ends.get(before, new) != new for new, before in old.items()):
             chain.faults.append("an output gives a state of a loop back changed")
-        if inputs.time_axes and len(chosen) > 1:
-            chain.faults.append(f"{_names(inputs.time_axes)} runs over steps, so it must be all of x: {_names(chosen)}")
-        _check_states(chain, trace, known, pairs, names)
+        if rest := [name for name in chosen if inputs.time_axes and name not in inputs.time_axes]:
+            own = _names(inputs.time_axes)
+            chain.faults.append(
+                f"{own} runs over steps, so all of x must: {_names(rest)} has one element for each call"
+            )
+        each = [name for name in outputs if inputs.output_axes.get(name) is not None]
+        if given_back := [name for name in pairs.values() if name in each]:
+            chain.faults.append(f"output {_names(given_back)} is of each frame, so it gives no state back")
+        if 0 < len(last := [name for name in names if name not in each]) < len(names):
+            chain.faults.append(f"output {_names(last)} is of the last frame, others are of each: {ONE_KIND}")
+        _check_states(chain, trace, known, pairs, names, each)
         found = Plan(trace, inputs, chosen, names, pairs, chain)
         known_one |= not found.faults
         yield found
@@ -385,8 +401,11 @@ def _reading(found: Plan) -> str:
     return f"frame {x}, output {y}, {pairs}"
 
 
-def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, ...]) -> None:
-    """Note each state element that no cell uses, or two do, and each output that is neither y nor a state."""
+def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, ...], each: list[str]) -> None:
+    """Note each state element that no cell uses, or two do, and each output that is neither y nor a state.
+
+    `each` has the outputs that are of each frame, where the file runs over several.
+    """
     if chain.faults:
         return
     new = {int(n) for cell in chain.cells for numbers in cell.new.values() for n in numbers}
@@ -402,4 +421,6 @@ def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, 
             )
     for name, value in ((name, _flat(value)) for name, value in outputs.items() if name not in pairs.values()):
         if not (set(value) <= new or value in [_flat(outputs[each]) for each in names]):
-            chain.faults.append(f"output {quoted(name)}: no state, and {_names(names)} is another output")
+            one_kind = (name in each) == (names[0] in each)
+            why = "no state, and {} is another output" if one_kind else f"of other frames than {{}}: {ONE_KIND}"
+            chain.faults.append(f"output {quoted(name)}: {why.format(_names(names))}")

@@ -88,7 +88,8 @@ def _choices(inputs, results: Counter[int], sizes, free: list[str], frames) -> l
 
     `results` counts outputs by their size, `free` has the inputs that may be x, first those least like a state.
     """
-    sure = {name for name in free if name in frames or issubclass(inputs.types[name], np.integer)}
+    over = {} if inputs.fixed else inputs.time_axes  # a state has no open number of steps
+    sure = {name for name in free if name in {*frames, *over} or issubclass(inputs.types[name], np.integer)}
     of_size: dict[int, list[str]] = {}
     for name in (name for name in free if name not in sure):
         of_size.setdefault(sizes[name], []).append(name)

@@ -294,14 +294,16 @@ class FileRun:
 
     def _frames(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """The frames [steps, inputs] of one call, by input."""
-        zeros, axis = self.zeros(self._found.frames), self._found.time_axis
-        if axis is not None:
-            ((name, zero),) = zeros.items()
-            return {name: np.moveaxis(x.reshape(len(x), *np.delete(zero.shape, axis)), 0, axis).astype(zero.dtype)}
-        feeds, start = {}, 0
-        for name, zero in zeros.items():
-            feeds[name] = x[0, start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
-            start += zero.size
+        feeds, start, axes = {}, 0, self._found.inputs.time_axes
+        for name, zero in self.zeros(self._found.frames).items():
+            if self._found.time_axis is None:
+                feeds[name] = x[0, start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
+                start += zero.size
+                continue
+            sizes = np.delete(zero.shape, axes[name])
+            stop = start + int(np.prod(sizes))
+            feeds[name] = np.moveaxis(x[:, start:stop].reshape(-1, *sizes), 0, axes[name]).astype(zero.dtype)
+            start = stop
         return feeds
 
     def _split(self, name: str, y: np.ndarray, rows: int, steps: int) -> np.ndarray:

@@ -1,0 +1,136 @@
+"""`load` of files of which several inputs run over an open number of frames, or of windows of frames."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from graphs import imported, node, normal, saved
+
+from onnx_export.errors import NotImported
+
+FRAMES, UNITS = 2000, 6  # compared; of the GRU
+BINS, CHANNELS = 5, 3
+A, B, STATE = [1, "T", 4], [1, CHANNELS, "T", BINS], [1, 1, UNITS]
+FLAT = (node("Transpose", "b", "bt", perm=[0, 2, 1, 3]), node("Reshape", "bt flat", "bf"))
+BOTH = (*FLAT, node("Concat", "a bf", "z", axis=2))
+
+
+def gru(state="h"):
+    """A GRU over z [1, T, n]."""
+    cell = node("GRU", f"zt W R B none {state}", "Y h1", hidden_size=UNITS, linear_before_reset=1)
+    cell.input[4] = ""
+    turn, back = node("Transpose", "z", "zt", perm=[1, 0, 2]), node("Transpose", "ys", "y", perm=[1, 0, 2])
+    return [turn, cell, node("Squeeze", "Y one", "ys"), back]
+
+
+def with_gru(path, rng, nodes, *, inputs=None, outputs=None, size=4 + CHANNELS * BINS, **more):
+    """A file of which `nodes` make z [1, T, size] of a and b, the GRU's input."""
+    stored = {"W": normal(rng, 1, 3 * UNITS, size), "R": normal(rng, 1, 3 * UNITS, UNITS)}
+    stored |= {"B": normal(rng, 1, 6 * UNITS), "one": np.array([1]), "flat": np.array([0, 0, -1])} | more
+    inputs = {"a": A, "b": B} | (inputs or {})
+    outputs = {"y": [1, "T", UNITS]} | (outputs or {})
+    return saved(path, [*nodes, *gru()], inputs | {"h": STATE}, outputs | {"h1": STATE}, stored)
+
+
+def frames(found, rng):
+    """Frames of which no two are alike, in scale and in mean."""
+    size = found.model.input_size
+    x = rng.standard_normal((FRAMES, size)) * (1 + np.arange(FRAMES)[:, None] % 7) + 0.3 * np.arange(size)
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["T", "U"])
+def test_inputs_that_all_run_over_the_frames_are_x(name, tmp_path, rng):
+    """Their numbers of frames may have names of their own, as an exporter is told them."""
+    found = imported(with_gru(tmp_path / "m.onnx", rng, BOTH, inputs={"b": [1, CHANNELS, name, BINS]}))
+    assert (found.frames, found.time_axis, found.states) == (("a", "b"), 1, {"h": "h1"})
+    x = frames(found, rng)
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+REFUSED = {
+    "the frame behind": ([node("Pad", "b ahead", "bp"), node("Slice", "bp start end axis", "b2")], {}),
+    "a flip": ([node("Slice", "b last first axis back", "b2")], {}),
+    "the mean over the frames": ([node("ReduceMean", "b", "m", axes=[2]), node("Sub", "b m", "b2")], {}),
+    "another number of frames": (
+        [node("ReduceMean", "b", "m", axes=[2]), node("Sub", "b m", "b2")],
+        {"b": [1, CHANNELS, "U", BINS]},
+    ),
+    "one frame for all of a": ([node("Expand", "b shape", "b2")], {"b": [1, CHANNELS, 1, BINS]}),
+}  # fmt: skip
+WHY = {"one frame for all of a": "so all of x must: 'b' has one element"}
+PLACES = {"ahead": [0] * 6 + [1, 0], "start": [1], "end": [1 << 40], "axis": [2], "last": [-1], "first": [-(1 << 40)],
+          "back": [-1]}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_inputs_that_are_not_one_frame_are_refused(case, tmp_path, rng):
+    made, inputs = REFUSED[case]
+    more = {name: np.array(value) for name, value in PLACES.items()} | {"channels": np.array([1, CHANNELS])}
+    size = [
+        node("Shape", "a", "s"),
+        node("Slice", "s one two", "n"),
+        node("Concat", "channels n bins", "shape", axis=0),
+    ]
+    more |= {"two": np.array([2]), "bins": np.array([BINS])}
+    nodes = [*(size if inputs else ()), *made, node("Transpose", "b2", "bt", perm=[0, 2, 1, 3]), *BOTH[1:]]
+    path = with_gru(tmp_path / "m.onnx", rng, nodes, inputs=inputs, **more)
+    with pytest.raises(NotImported, match=WHY.get(case, "several frames|in each of two calls")):
+        imported(path)
+
+
+def test_outputs_of_the_last_frame_beside_one_of_each_are_refused(tmp_path, rng):
+    nodes = [*BOTH, node("Slice", "z last end one", "e")]
+    path = with_gru(tmp_path / "m.onnx", rng, nodes, outputs={"e": [1, 1, 19]}, last=np.array([-1]), end=np.array([99]))
+    with pytest.raises(NotImported, match=r"'e'.* choose those of each frame, or of the last, by outputs="):
+        imported(path)
+    assert imported(path, outputs=["y"]).outputs == ("y",)
+
+
+# ---------------------------------------------------------------------------------------------- windows
+
+CONVOLUTION = (
+    node("Pad", "b front", "bp"),
+    node("Relu", "c", "r"),
+    node("Transpose", "r", "rt", perm=[0, 2, 1, 3]),
+    node("Reshape", "rt flat", "rf"),
+    node("Concat", "rf a", "z", axis=2),
+)
+TAIL = (node("Slice", "r from to two", "y"), node("Slice", "z from to one", "e"))
+
+
+def window(path, rng, start=-1, stop=1 << 40, front=2, groups=1):
+    """A convolution over the frames of b, of which the last, or another, is given back."""
+    pad, *others = CONVOLUTION
+    conv = node("Conv", "bp K B2", "c", pads=[0, 1, 0, 1], group=groups)
+    stored = {"K": normal(rng, 4 * groups, CHANNELS // groups, 3, 3), "B2": normal(rng, 4 * groups)}
+    stored |= {"front": np.array([0, 0, front, 0] + [0] * 4), "flat": np.array([0, 0, -1]), "one": np.array([1])}
+    stored |= {"two": np.array([2]), "from": np.array([start]), "to": np.array([stop])}
+    outputs = {"y": [1, 4 * groups, None, BINS], "e": [1, None, 4 * groups * BINS + 4]}
+    return saved(path, [pad, conv, *others, *TAIL], {"a": A, "b": B}, outputs, stored)
+
+
+@pytest.mark.parametrize("groups", [1, CHANNELS])
+def test_the_last_frame_of_a_window_is_a_stream(groups, tmp_path, rng):
+    """A caller keeps the frames that the file reads, zeros at first, and takes the last of each window."""
+    path = window(tmp_path / "m.onnx", rng, groups=groups)
+    found = imported(path)
+    assert (found.frames, found.outputs, found.states) == (("a", "b"), ("y", "e"), {})
+    assert found.notes == (
+        "a call of the file gives its last frame; a step gives what a call with all frames so far would",
+    )
+    x, keep = frames(found, rng)[:60], 5
+    stream, session = found.model.stream(), onnxruntime.InferenceSession(path)
+    padded = np.concatenate([np.zeros((keep, x.shape[1]), np.float32), x])
+    theirs = []
+    for at in range(len(x)):
+        a, b = np.split(padded[at : at + keep + 1], [4], axis=1)
+        feeds = {"a": a[None], "b": b.reshape(-1, CHANNELS, BINS).transpose(1, 0, 2)[None]}
+        theirs.append(np.concatenate([each.ravel() for each in session.run(["y", "e"], feeds)]))
+    assert found.model.check(x, np.array(theirs)).ok
+    assert np.array_equal(np.array([stream.step(frame) for frame in x]), found.model.run(x))
+
+
+@pytest.mark.parametrize("places", [{"start": 0, "stop": 1}, {"start": -2, "stop": -1}, {"front": 1}, {"front": 3}])
+def test_another_frame_of_a_window_is_refused(places, tmp_path, rng):
+    with pytest.raises(NotImported, match=r"several frames|another frame|can't be followed|number of the frames"):
+        imported(window(tmp_path / "m.onnx", rng, **places))
