@@ -94,11 +94,12 @@ def import_model(
     from onnx_export.importer.proposals import proposals
     from onnx_export.ort import CannotRun
 
-    def read(outputs: Sequence[str] = (), **more) -> None:
+    def read(outputs: Sequence[str] = (), **more) -> Plan:
         whole = ending_at(onnx_model, outputs, given) if outputs else onnx_model
         found, model = _layers(whole, given | more)
         if check:
             prove(model, whole, found)
+        return found
 
     stage("finding the layers")
     onnx_model = ending_at(onnx_model, outputs, given) if outputs else onnx_model

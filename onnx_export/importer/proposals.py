@@ -17,6 +17,7 @@ import onnx
 from onnx_export.graph.constants import constant_node, stored_value
 from onnx_export.importer.dimensions import open_dimensions, shape_of
 from onnx_export.importer.given import undecided
+from onnx_export.importer.interface import Plan
 
 __all__ = ["proposals"]
 
@@ -29,12 +30,13 @@ MOST = 3
 MAX_FRAMES = 8  # inputs that may be states or x, of which all choices are tried
 
 
-def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) -> list[str]:
+def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) -> list[str]:
     """Lines for a refusal: arguments with which the file can be imported.
 
-    They are inputs that have the size of an output and are x all the same, as few as possible; or sizes of one open
-    dimension, the others being 1; the last line names those that were tried. A file that wants the value of an input
-    gets one that the file compares it with, or a sampling rate if its name says so.
+    They are calls of one frame, where the file has the states of these but is no stream in calls of several; inputs
+    that have the size of an output and are x all the same, as few as possible; or sizes of one open dimension, the
+    others being 1; the last line names those that were tried. A file that wants the value of an input gets one that
+    the file compares it with, or a sampling rate if its name says so.
 
     Parameters
     ----------
@@ -42,8 +44,10 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     given : dict
         How the file was read, as arguments of `read`.
     read : callable
-        Raises an error if the file has no layers, or they do not compute what it does.
+        Raises an error if the file has no layers, or they do not compute what it does; else how it was read.
     """
+    if one := _one_step(model, given, read):
+        return [one]
     until = process_time() + SECONDS
     missing = [value.name for value in undecided(model, given["inputs"])]
     if not missing:
@@ -52,7 +56,7 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     for value in _values(model, missing[0]) if len(missing) == 1 else ():
         more = given | {"inputs": given["inputs"] | {missing[0]: value}}
         said = f"inputs={{{missing[0]!r}: {value}}}"
-        if _reads(read, more, until):
+        if _found(read, more, until):
             return [f"with {said} it has layers"]
         *lines, tried = _sizes(model, more, read, until) or [""]
         if lines:
@@ -60,7 +64,19 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., object]) 
     return [tried] if tried else []
 
 
-def _frames(model: onnx.ModelProto, given: dict, read: Callable[..., object], until: float) -> list[str]:
+def _one_step(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) -> str:
+    """The line for calls of one frame, where the file has the states of such calls; "" if it has none."""
+    until = process_time() + SECONDS
+    for label in _labels(model, given):
+        if process_time() > until:
+            break
+        found = _found(read, given | {"dims": given["dims"] | {label: 1}}, until)
+        if found and found.states:
+            return f"with dims={{{label!r}: 1}} it has layers: calls of one frame, which see zeros for those before it"
+    return ""
+
+
+def _frames(model: onnx.ModelProto, given: dict, read: Callable[..., Plan], until: float) -> list[str]:
     """The fewest inputs that must be frames, so that the rest are states."""
     varying = _varying(model, given)
     if len(varying) < 2 or given["frames"]:
@@ -74,41 +90,44 @@ def _frames(model: onnx.ModelProto, given: dict, read: Callable[..., object], un
             if len(lines) == MOST or process_time() > until:
                 return lines
             states = Counter(sizes[name] for name in varying if name in given["states"] or name in {*either} - {*names})
-            if states <= results and _reads(read, given | {"frames": names}, until):
+            if states <= results and _found(read, given | {"frames": names}, until):
                 lines.append(f"with frames={names!r} it has layers; the caller gives these at each step")
         if lines:
             return lines
     return []
 
 
-def _varying(model: onnx.ModelProto, given: dict) -> dict[str, onnx.ValueInfoProto]:
-    """The inputs without a value."""
-    known = {tensor.name for tensor in model.graph.initializer} | given["inputs"].keys()
-    return {value.name: value for value in model.graph.input if value.name not in known}
-
-
-def _sizes(model: onnx.ModelProto, given: dict, read: Callable[..., object], until: float) -> list[str]:
+def _sizes(model: onnx.ModelProto, given: dict, read: Callable[..., Plan], until: float) -> list[str]:
     lines, tried = [], []
-    labels = open_dimensions(_varying(model, given), given["dims"])
-    for label in sorted(labels, key=lambda label: -min(labels[label].values())):  # rows of a batch are in front
+    labels = _labels(model, given)
+    for label in labels:
         for size in SIZES:
             if len(lines) == MOST or process_time() > until:
                 return [*lines, f"sizes tried: {', '.join(map(str, dict.fromkeys(tried)))}"]
             tried.append(size)
-            if _reads(read, given | {"dims": given["dims"] | {label: size}}, until):
+            if _found(read, given | {"dims": given["dims"] | {label: size}}, until):
                 lines.append(f"with dims={{{label!r}: {size}}} it has layers")
     return [*lines, f"sizes tried: {', '.join(map(str, SIZES))}"] if labels else []
 
 
-def _reads(read: Callable[..., object], given: dict, until: float) -> bool:
+def _labels(model: onnx.ModelProto, given: dict) -> list[str]:
+    """The open dimensions, last those of rows of a batch, which are in front."""
+    labels = open_dimensions(_varying(model, given), given["dims"])
+    return sorted(labels, key=lambda label: -min(labels[label].values()))
+
+
+def _varying(model: onnx.ModelProto, given: dict) -> dict[str, onnx.ValueInfoProto]:
+    """The inputs that are frames or states."""
+    known = {tensor.name for tensor in model.graph.initializer}.union(given["inputs"])
+    return {value.name: value for value in model.graph.input if value.name not in known}
+
+
+def _found(read: Callable[..., Plan], given: dict, until: float) -> Plan | None:
     try:
         with _interrupted(until + SECONDS):
-            read(**given)
-    except MemoryError:
-        raise
-    except (Exception, _Late):  # whatever the file, which is untrusted, does with these
-        return False
-    return True
+            return read(**given)
+    except (Exception, _Late):  # whatever the file, which is untrusted, does with these, as without memory for them
+        return None
 
 
 @contextmanager

@@ -1,10 +1,14 @@
-"""`load` of files where sizes do not say which inputs are x, and of zeros in front of a frame."""
+"""`load` of files where sizes do not say which inputs are x, and of calls that see zeros for the frames before them."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from graphs import imported, node, normal, saved
+from onnx import TensorProto, helper
 
 from onnx_export.errors import NotImported
+from onnx_export.importer import proposals
 
 UNITS = 4
 ROW, STATE = [1, UNITS], [1, 1, UNITS]
@@ -90,3 +94,67 @@ def test_ones_in_front_of_a_frame_are_read(tmp_path, rng):
     shapes = {"b": [1, CHANNELS, 1, BINS]}, {"r": [1, 2, 1, BINS]}
     found = imported(saved(tmp_path / "m.onnx", nodes, *shapes, more | {"F": filters(rng, 1)}))
     assert found.report.ok
+
+
+# ---------------------------------------------------------------------------------------------- calls of one frame
+
+
+def mixed(path, rng, states=True):
+    """A GRU over the frames beside a convolution of earlier ones, which begins at zeros in each call."""
+    nodes, more = convolution()
+    made = cell("x", "h")[1]
+    made.input[:] = ["x", "W", "R", "B", "", *(["h"] if states else [])]
+    nodes += [made, node("Squeeze", "Y one", "y")]
+    weights = {name: array for name, array in stored(rng).items() if name in "WRB"}
+    more |= {"F": filters(rng, 1), "one": np.array([1])} | weights
+    inputs = {"x": ["T", 1, UNITS], "b": [1, CHANNELS, "T", BINS]} | ({"h": STATE} if states else {})
+    outputs = {"y": ["T", 1, UNITS], "r": [1, 2, "T", BINS]} | ({"h1": STATE} if states else {})
+    return saved(path, nodes, inputs, outputs, more)
+
+
+def test_a_convolution_that_forgets_beside_a_state_is_read_by_calls_of_one_frame(tmp_path, rng):
+    """Several frames in a call see the frames before them, those of the call before are lost: two kinds of streams."""
+    path = mixed(tmp_path / "m.onnx", rng)
+    with pytest.raises(NotImported, match=r"with dims=\{'T': 1\} it has layers: calls of one frame") as error:
+        imported(path)
+    assert "sizes tried" not in str(error.value)
+    found = imported(path, dims={"T": 1})
+    assert (found.frames, found.states, found.time_axis) == (("x", "b"), {"h": "h1"}, None)
+    assert found.report.ok
+    assert not any(layer.kind == "Delay" for layer in found.model.layers)
+
+
+def test_without_a_state_it_is_a_stream_over_the_frames(tmp_path, rng):
+    found = imported(mixed(tmp_path / "m.onnx", rng, states=False))
+    assert (found.frames, found.time_axis) == (("x", "b"), 0)
+    assert [layer.kind for layer in found.model.layers].count("Delay") == 1
+
+
+def proposed(read):
+    """The lines of proposals for a file of x [1, T] that `read` reads."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "T"])]
+    model = helper.make_model(helper.make_graph([], "graph", inputs, []))
+    return proposals.proposals(model, {"inputs": {}, "dims": {}}, read)
+
+
+@pytest.mark.parametrize("states", [{}, {"h": "h1"}])
+def test_one_frame_is_proposed_only_for_files_with_states(states):
+    def read(*, dims, **_):
+        if dims != {"T": 1}:
+            raise NotImported("no")
+        return SimpleNamespace(states=states)
+
+    (line,) = proposed(read)
+    assert line.startswith("with dims={'T': 1} it has layers: calls of one frame" if states else "sizes tried: 512, ")
+
+
+def test_a_size_without_memory_is_not_the_end_of_a_refusal():
+    """Sizes are tried in the limits of the child, in which the refusal has to be told, too."""
+
+    def read(*, dims, **_):
+        if dims["T"] > 100:
+            raise MemoryError
+        raise NotImported("no")
+
+    (line,) = proposed(read)
+    assert line.startswith("sizes tried: 512, ")
