@@ -195,6 +195,7 @@ class Joined:
 
     def padded(self, zeros: int, order: np.ndarray) -> None:
         """As many zeros behind the elements, and of all of them those of an order."""
+        self._flush()
         self.add(cnorm.Conv1d(np.ones((1, 1, 1), np.float32), positions=self.size, padding=(0, zeros)))
         self.take(order)
 

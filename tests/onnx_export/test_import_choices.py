@@ -60,6 +60,13 @@ def test_a_matrix_reads_a_slice_of_a_wide_frame(tmp_path, rng):
     assert matrix.weights["weight"].shape == (3, UNITS)
 
 
+def test_zeros_stand_behind_a_part_of_the_frame(tmp_path, rng):
+    nodes = [node("Slice", "a zero four one", "s"), node("Pad", "s pads", "p"), node("Sigmoid", "p", "y")]
+    more = {"zero": np.array([0]), "four": np.array([4]), "one": np.array([1]), "pads": np.array([0, 0, 0, 3])}
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"a": [1, 19]}, {"y": [1, 7]}, more))
+    assert found.report.ok
+
+
 # ---------------------------------------------------------------------------------------------- zeros in front
 
 BINS, CHANNELS, TAPS = 6, 4, 3
