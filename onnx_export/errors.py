@@ -36,11 +36,6 @@ class NotImported(ValueError):
         super().__init__("\n  ".join(clip(printable(line), 400) for line in (summary, *self.reasons)))
 
 
-def misread(error: Exception) -> str:
-    """What to say of an error that nothing expected."""
-    return f"it is not as the standard says, or cnorm misreads it ({type(error).__name__}: {clip(str(error), 120)})"
-
-
 def together(faults: list[str]) -> list[str]:
     """The faults, each once, with the names of an operator's nodes that have the same reason in one line."""
     groups: dict[tuple[str, str], list[str]] = {}

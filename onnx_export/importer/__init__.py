@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cnorm.model import Model
 from cnorm.text import clip, quoted
-from onnx_export.errors import NotImported, misread
+from onnx_export.errors import NotImported
 from onnx_export.parity_report import ParityReport
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def import_model(
 
     `stage` is told what is done next.
     """
+    from onnx_export.importer.dimensions import LASTING
     from onnx_export.importer.heads import ending_at, heads
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import proposals
@@ -107,7 +108,7 @@ def import_model(
     try:
         found, model = _layers(onnx_model, given)
     except NotImported as error:
-        said = any("give it by dims=" in text for text in (error.summary, *error.reasons))  # what to do
+        said = any("give it by dims=" in text or text.endswith(LASTING) for text in (error.summary, *error.reasons))
         more = heads(onnx_model, given, error.reasons, read)
         more += [] if said or more else proposals(onnx_model, given, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None
@@ -141,7 +142,7 @@ def _layers(onnx_model: onnx.ModelProto, given) -> tuple[Plan, Model]:
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
         if isinstance(error, Cannot) or _of_layers(error):
             raise NotImported(f"no model can be made of it: {error}") from None
-        raise NotImported(misread(error)) from None
+        raise NotImported("it is not as the standard says, or cnorm misreads it") from None
     if model.input_size != len(found.chain.frame):
         raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
     if any(cell.old and cell.old.keys() != cell.new.keys() for cell in found.chain.cells):

@@ -79,7 +79,7 @@ class Chain:
         self.trace, self.old = trace, old
         self._lags = Lags(old, shifts)
         self._delays = Delays(trace, self._lags)
-        own = None if shifts or any(number in old for number in trace.unrolled) else scans_of(trace, old)
+        own = None if shifts or any(number in old for number in trace.unrolled) else scans_of(trace, old, inside)
         needed = [*outputs.values(), np.array(list(old), np.int64)]
         self._orders = Orders(trace, own or [], needed if own is not None else [], list(old.values()))
         self._shapes: dict[bytes, tuple[int, int]] = {}  # [channels, positions] of what layers of frames read

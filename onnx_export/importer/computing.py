@@ -29,6 +29,7 @@ from onnx import helper
 from onnx_export.importer.blocks import each, is_elements, product, scale, shift
 from onnx_export.importer.elements import MAX_NUMBERED, Cannot, Elements
 from onnx_export.importer.matrices import average_pool, einsum, global_pool, reduction
+from onnx_export.importer.norms import distributed_norm
 from onnx_export.importer.operators_of_cells import recurrent
 from onnx_export.importer.pools import max_pool
 from onnx_export.importer.transposed import transposed
@@ -67,7 +68,8 @@ def _binary(op: str) -> Callable:
             raise Cannot(f"its result has {prod(shape)} elements, the limit is {MAX_NUMBERED}")
         a, b = (_expanded(value, shape) for value in inputs)
         if is_elements(a) and is_elements(b):
-            return [trace.add(op, node, shape, [each(a), each(b)])]
+            y = trace.add(op, node, shape, [each(a), each(b)])
+            return [distributed_norm(trace, node, y) if op in ("add", "subtract") else y]
         return [_with_constant(trace, node, op, a, b)]
 
     return apply

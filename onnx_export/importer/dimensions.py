@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 from onnx_export.errors import NotImported
+from onnx_export.errors import together as grouped
 from onnx_export.importer.counting import counted, thresholds, together
 from onnx_export.importer.elements import Cannot, Elements
 from onnx_export.importer.frames import MAX_REACH, Reach
@@ -18,6 +19,8 @@ __all__ = ["frames_of", "open_dimensions", "open_negative", "shape_of"]
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
 MAX_TOGETHER = 2 * MAX_REACH  # of all nodes: a delay is a Pad and a Slice
+LARGE = 1 << 18  # elements of a trace with one frame, from which others take long
+LASTING = "no layer computes this", "by what depends on the frame", "it makes random numbers"  # at any size
 RATED = 48, 96  # frames of two traces that show how many frames come of them
 MOST_ELEMENTS = 1 << 23  # of a longer one, which shows what reaches further back
 
@@ -61,6 +64,8 @@ def frames_of(model, varying, constants, dims) -> dict:
         trace = Trace(model, shapes, constants, {})
     except Cannot as error:
         raise NotImported(str(error)) from None
+    if trace.size > LARGE and any(fault.endswith(LASTING) for fault in trace.faults):
+        raise NotImported("it is not a list of layers that cnorm has:", grouped(trace.faults))  # whatever else there is
     limits = thresholds(model, trace)
     follow, reach = partial(_reach, model, shapes, constants), max(limits, default=0)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}

@@ -16,6 +16,7 @@ __all__ = ["ending_at", "heads"]
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 MOST = 8  # values in one proposal
+PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN"}
 
 
 def ending_at(model: onnx.ModelProto, names: Sequence[str], given: Mapping) -> onnx.ModelProto:
@@ -57,25 +58,36 @@ def heads(model: onnx.ModelProto, given: Mapping, reasons: Sequence[str], read: 
     read : callable
         Takes `outputs`; raises an error if the file has no layers then, or they do not compute what it does.
     """
+    first = [value.name for value in model.graph.output][:1]
     nodes = [node for node in model.graph.node if _is_named(node, reasons)]
-    if not nodes:
-        return []
+    names = _before(model, given, nodes)
+    if names and _reads(read, names):
+        left = ", ".join(map(describe, nodes[:MOST]))
+        return [f"with outputs={names!r}, which leaves out {left} and what is behind, it has layers"]
+    if any(": no state, and " in reason for reason in reasons) and _reads(read, first):
+        return [f"with outputs={first!r}, which leaves out the others, it has layers"]
+    return []
+
+
+def _before(model: onnx.ModelProto, given: Mapping, nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """The outputs that do not depend on some nodes, and what the nodes read; none if weights are behind them."""
     inputs = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
-    computed = _behind(model.graph, inputs - given["inputs"].keys())
-    computed -= _behind(model.graph, {name for node in nodes for name in node.output})
+    made = {name for node in nodes for name in node.output}
+    if not nodes or _has_weights(model.graph, made):
+        return []
+    computed = _behind(model.graph, inputs - given["inputs"].keys()) - _behind(model.graph, made)
     whole = [v.name for v in model.graph.output if v.name in computed and not _may_be_state(model, v, given)]
     cut = [next((name for name in node.input if name in computed - inputs), None) for node in nodes]
     names = list(dict.fromkeys([*whole, *filter(None, cut)]))
-    if not names or len(names) > MOST:
-        return []
+    return names if len(names) <= MOST else []
+
+
+def _reads(read: Callable[..., object], names: Sequence[str]) -> bool:
     try:
         read(outputs=names)
-    except MemoryError:
-        raise
-    except Exception:  # whatever the file, which is untrusted, does without its end
-        return []
-    left = ", ".join(map(describe, nodes[:MOST]))
-    return [f"with outputs={names!r}, which leaves out {left} and what is behind, it has layers"]
+    except Exception:  # whatever the file, which is untrusted, does without its end; also more memory than it may have
+        return False
+    return True
 
 
 def _is_float(value: onnx.ValueInfoProto) -> bool:
@@ -104,6 +116,15 @@ def _is_named(node: onnx.NodeProto, reasons: Sequence[str]) -> bool:
     operator, _, name = describe(node).partition(" ")
     ends = tuple(f"output {quoted(name)}: no state" for name in node.output)
     return any(each.startswith(ends) or (each.startswith(f"{operator} ") and name in each) for each in reasons)
+
+
+def _has_weights(graph: onnx.GraphProto, names: Collection[str]) -> bool:
+    """Whether products with matrices make some values or are behind them, so that these are not the end of a model."""
+    behind = _behind(graph, names)  # these, too
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
+    matrices |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    products = [node for node in graph.node if node.op_type in PRODUCTS and matrices.intersection(node.input)]
+    return any(behind.intersection((*node.input, *node.output)) for node in products)
 
 
 def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:

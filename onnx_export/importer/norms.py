@@ -13,11 +13,13 @@ import numpy as np
 
 from onnx_export.importer.blocks import each, is_elements, scale, shift
 from onnx_export.importer.elements import Block, Cannot, Elements
+from onnx_export.importer.normed_rows import normed
 from onnx_export.operators import LAYER, RMS, Operator
 
-__all__ = ["FORMULAS", "norm", "written_norm"]
+__all__ = ["FORMULAS", "distributed_norm", "norm", "written_norm"]
 
 FORMULAS = {LAYER, RMS}
+MAX_ROW = 1024  # elements of a row that is tried as a norm
 SUM = 3  # the output of a Skip norm that is its input plus what is added
 
 
@@ -75,6 +77,41 @@ def written_norm(trace, block_of: Callable, block: Block) -> tuple[np.ndarray, f
         if all(_same_elements(operand.ravel(), d) for operand in squares.operands):
             return _rms_norm(trace, block.node, Elements(d[None]), eps).numbers[0], None
     return None
+
+
+def distributed_norm(trace, node: str, y: Elements) -> Elements:
+    """x s + (bias - mean s), s = gain / root, of rows, as TensorFlow has it: norms of the rows; y itself for others."""
+    if not y.shape or not 1 < y.shape[-1] <= MAX_ROW or not _has_common_factor(trace, y):
+        return y
+    rows = y.numbers.reshape(-1, y.shape[-1])
+    unit, found = np.eye(rows.shape[1]), []
+    for row in rows:
+        one = normed(trace, row, unit)
+        if one is None or not np.array_equal(np.sort(one.index), np.arange(len(row))):
+            return y
+        found.append(one)
+    if any(one.eps != found[0].eps for one in found):
+        return y
+    of = np.stack([one.row[one.index] for one in found])
+    made = trace.add("norm", node, of.shape, [of], eps=found[0].eps)
+    made = scale(trace, node, made, np.stack([one.gain for one in found]))
+    made = shift(trace, node, made, np.stack([one.bias for one in found]))
+    return Elements(made.numbers.reshape(y.shape))
+
+
+def _has_common_factor(trace, y: Elements) -> bool:
+    """Whether the terms of a sum, scaled and shifted, are products with a factor in common."""
+    factors = []
+    for operand in trace.owner(int(y.numbers.flat[0])).operands:
+        numbers = operand.ravel()
+        owners = trace.owners(numbers)
+        while len(owners) == 1 and owners[0].op in ("scale", "shift"):
+            numbers = owners[0].operands[0][numbers - owners[0].first].ravel()
+            owners = trace.owners(numbers)
+        if len(owners) != 1 or owners[0].op != "multiply":
+            return False
+        factors.append({part[numbers - owners[0].first].tobytes() for part in owners[0].operands})
+    return len(factors) == 2 and bool(factors[0] & factors[1])
 
 
 def _quotients(block_of: Callable, block: Block) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -45,8 +45,8 @@ class Scan:
 
     @property
     def over(self) -> bool:
-        """Whether it has several steps."""
-        return len(self.x) > 1
+        """Whether its steps are positions: it has several, or both directions of one."""
+        return len(self.x) > 1 or (len(self.ways) > 1 and self.x.shape[1] == 1)
 
     def whole(self) -> np.ndarray:
         """All that the layer gives, [outputs, positions]."""

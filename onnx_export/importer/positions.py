@@ -22,9 +22,12 @@ __all__ = ["Orders", "linear", "rows_apart", "scans_of", "turned", "written_cell
 MAX_ROWS = 512  # that are normalised one by one
 
 
-def scans_of(trace, old: Collection[int]) -> list[Scan]:
-    """The recurrent operators whose steps or rows are positions of a frame: their steps are no states."""
-    over = [scan for scan in trace.scans if scan.over and scan.x.shape[1] == 1]
+def scans_of(trace, old: Collection[int], inside: bool) -> list[Scan]:
+    """The recurrent operators whose steps or rows are positions of a frame: their steps are no states.
+
+    `inside`: where the steps are frames, those of one step are cells, of both directions, too.
+    """
+    over = [scan for scan in trace.scans if scan.over and scan.x.shape[1] == 1 and (len(scan.x) > 1 or not inside)]
     per = [scan for scan in trace.scans if not scan.over and scan.x.shape[1] > 1]
     return per + [scan for scan in over if not any(number in old for number in _firsts(scan))]
 

@@ -67,7 +67,10 @@ def prove(model, onnx_model: onnx.ModelProto, found: Plan, narrow: onnx.ModelPro
 
 def _compared(model, onnx_model: onnx.ModelProto):
     steps = max(LEAST_STEPS, min(STEPS, STEPS * NODES // len(onnx_model.graph.node)))
-    report = check_parity(model, onnx_model, steps=steps)
+    try:
+        report = check_parity(model, onnx_model, steps=steps)
+    except ValueError as error:
+        raise NotImported(f"a single step of it does not run, so nothing can be proved: {error}") from None
     if not report.ok:
         what = "the layers do not compute what the file does"
         engines = {row.engine for row in report.rows if not row.ok and row.against == "float64"}

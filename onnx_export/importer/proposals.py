@@ -3,6 +3,7 @@ rates, and inputs that are no states."""
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections import Counter
@@ -24,6 +25,7 @@ __all__ = ["proposals"]
 # Frames of audio at common rates, with and without context; bands of spectra; windows. The likely ones first.
 SIZES = (512, 576, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024, 513, 16, 10, 20, 30, 32, 50, 60, 100,
          8, 4, 2, 96, 192, 240, 384, 768, 800, 1280, 1536, 1600, 2048)  # fmt: skip
+LENGTH = r"(?i)len(gth)?s?$"  # ends the name of an input that says how many frames of a call are no padding
 RATES = 16000, 8000  # of speech
 SECONDS = 6.0  # of processor time in which sizes are tried; the last may take as long again
 MOST = 3
@@ -53,6 +55,12 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) ->
     if not missing:
         return _frames(model, given, read, until) or _sizes(model, given, read, until)
     tried = []
+    if len(missing) == 1 and re.search(LENGTH, missing[0]):
+        ones = dict.fromkeys(open_dimensions(_varying(model, given | {"inputs": {missing[0]: 1}}), given["dims"]), 1)
+        more = {"inputs": given["inputs"] | {missing[0]: 1}, "dims": given["dims"] | ones}
+        if ones and _found(read, given | more, until):
+            sizes = ", ".join(f"{label!r}: 1" for label in ones)
+            return [f"with inputs={{{missing[0]!r}: 1}}, dims={{{sizes}}} it has layers, and a call is one frame"]
     for value in _values(model, missing[0]) if len(missing) == 1 else ():
         more = given | {"inputs": given["inputs"] | {missing[0]: value}}
         said = f"inputs={{{missing[0]!r}: {value}}}"

@@ -235,8 +235,7 @@ def test_a_refusal_names_every_node(tmp_path, rng):
     with pytest.raises(ValueError, match=r"m\.onnx") as error:
         onnx_export.load(path)
     lines = str(error.value).split("\n  ")[1:-1]  # without the advice
-    assert lines[:-1] == ["Reciprocal 'y': no layer computes reciprocal", "Erf 'b': no layer computes erf"]
-    assert lines[-1].startswith("with outputs=['a'], which leaves out Erf 'b', Reciprocal 'y'")
+    assert lines == ["Reciprocal 'y': no layer computes reciprocal", "Erf 'b': no layer computes erf"]
 
 
 def test_a_refusal_names_nodes_behind_others(tmp_path, rng):

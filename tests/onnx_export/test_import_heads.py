@@ -107,6 +107,79 @@ def test_what_would_be_left_of_the_file_must_load(tmp_path, rng):
     assert "outputs=" not in str(error.value)
 
 
+def test_what_has_matrices_behind_it_is_no_head(tmp_path, rng):
+    """A product of frames in the middle of a network: what is in front of it alone is nobody's model."""
+    nodes = [node("Gemm", "x K", "a"), node("Mul", "a a", "s"), node("MatMul", "s a", "m"), node("Gemm", "m V", "y")]
+    tensors = {"K": normal(rng, 4, 4), "V": normal(rng, 4, 2)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [4, 4]}, {"y": [4, 2]}, tensors)
+    with pytest.raises(NotImported, match="MatMul 'm': it multiplies what depends on the frame by what") as error:
+        imported(path)
+    assert "it has layers" not in str(error.value)
+
+
+def test_outputs_beside_the_first_may_be_left_out(tmp_path, rng):
+    """The last three frames, for a cache that the file does not read: no frame of y, and no state."""
+    nodes = [node("MatMul", "x V", "v"), node("Transpose", "v", "t", perm=[0, 2, 1])]
+    nodes += [
+        node("Conv", "t K", "f", pads=[2, 0], group=4),
+        node("Transpose", "f", "y", perm=[0, 2, 1]),
+        node("Slice", "t three end last", "cache"),
+    ]
+    tensors = {
+        "V": normal(rng, 5, 4),
+        "K": normal(rng, 4, 1, 3),
+        "three": np.array([-3]),
+        "end": np.array([2**62]),
+        "last": np.array([2]),
+    }
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, "T", 5]}, {"y": [1, "T", 4], "cache": [1, 4, "C"]}, tensors)
+    with pytest.raises(NotImported, match=r"with outputs=\['y'\], which leaves out the others, it has layers"):
+        imported(path)
+    found = imported(path, outputs=["y"])
+    assert found.model.layers[-1].kind == "CausalConv1d"
+
+
+def counted(path, rng, name):
+    """An LSTM over rows of padded frames, and a linear layer of the last frame that is none."""
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0, 2]), node("LSTM", "t W R B", "Y", hidden_size=UNITS),
+        node("Squeeze", "Y one", "z"), node("Transpose", "z", "h", perm=[1, 0, 2]), node("Sub", f"{name} i", "last"),
+        node("Reshape", "last shape", "at"), node("Expand", "at size", "all"),
+        node("GatherElements", "h all", "g", axis=1), node("Squeeze", "g one", "v"), node("Gemm", "v K", "y"),
+    ]  # fmt: skip
+    tensors = {"W": normal(rng, 1, 4 * UNITS, SIZE), "R": normal(rng, 1, 4 * UNITS, UNITS)}
+    tensors |= {"B": normal(rng, 1, 8 * UNITS), "K": normal(rng, UNITS, 2), "i": np.int64(1), "one": np.array([1])}
+    tensors |= {"shape": np.array([-1, 1, 1]), "size": np.array([1, 1, UNITS])}
+    inputs = {"x": ["rows", "T", SIZE], name: ["rows"]}
+    return saved(path, nodes, inputs, {"y": ["rows", 2]}, tensors, ids=(name,))
+
+
+def test_a_file_that_wants_lengths_is_read_frame_by_frame(tmp_path, rng):
+    """Over a window of the file the stream's last frame is its y."""
+    path = counted(tmp_path / "m.onnx", rng, "lengths")
+    with pytest.raises(NotImported, match=r"with (inputs=.*1}), (dims=.*1}) it has layers, and a call is one") as error:
+        imported(path)
+    given = eval("dict({}, {})".format(*re.search("with (inputs=.*}), (dims=.*}) it", str(error.value)).groups()))
+    assert given == {"inputs": {"lengths": 1}, "dims": {"rows": 1, "T": 1}}
+    model = imported(path, **given).model
+    x = rng.standard_normal((9, SIZE)).astype(np.float32)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    ends = [session.run(None, {"x": x[None], "lengths": np.array([many])})[0] for many in range(1, 10)]
+    assert model.check(x, np.concatenate(ends)).ok
+
+
+def test_another_number_of_integers_is_no_length(tmp_path, rng):
+    with pytest.raises(NotImported, match=r"give it as inputs={'shift': VALUE}") as error:
+        imported(counted(tmp_path / "m.onnx", rng, "shift"))
+    assert "it has layers" not in str(error.value)
+
+
+def test_a_single_step_that_does_not_run_is_a_refusal(tmp_path, rng):
+    path = counted(tmp_path / "m.onnx", rng, "lengths")
+    with pytest.raises(NotImported, match="a single step of it does not run, so nothing can be proved: onnx_model: "):
+        imported(path, inputs={"lengths": 4}, dims={"rows": 1, "T": 4})
+
+
 def test_a_head_of_the_frame_alone_is_not_cut(tmp_path, rng):
     """Its input is x itself: nothing would be left."""
     nodes = [node("ArgMax", "x", "class", axis=-1)]

@@ -38,6 +38,35 @@ def test_a_written_rms_norm_is_a_layer_norm_of_the_row_and_its_negative(quotient
     assert kinds(imported(path)) == ["Linear", "LayerNorm", "Slice", "GRU"]
 
 
+def tensorflow_norm(x, y, factor="s"):
+    """x s + (b - mean s), s = gain / sqrt(variance + eps), as Keras writes it."""
+    return [
+        node("ReduceMean", x, "mean", axes=[-1]), node("Neg", "mean", "less"), node("Sub", f"{x} mean", "d"),
+        node("Mul", "d d", "squares"), node("ReduceMean", "squares", "variance", axes=[-1]),
+        node("Add", "variance eps", "shifted"), node("Sqrt", "shifted", "root"), node("Reciprocal", "root", "inverse"),
+        node("Mul", "inverse gain", "s"), node("Mul", "inverse other", "r"), node("Mul", f"{x} s", "a"),
+        node("Mul", f"less {factor}", "c"), node("Add", "c bias", "e"), node("Add", "a e", y),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("frames", [1, "T"])
+def test_a_norm_whose_factor_is_distributed(frames, tmp_path, rng):
+    nodes = [node("GRU", "x W R", "Y", hidden_size=UNITS), node("Squeeze", "Y axis", "z"), *tensorflow_norm("z", "w")]
+    tensors = {"W": normal(rng, 1, 3 * UNITS, 4), "R": normal(rng, 1, 3 * UNITS, UNITS), "axis": np.array([1])}
+    tensors |= {"eps": np.float32(1e-3), "K": normal(rng, UNITS, 2)}
+    tensors |= {name: 1 + normal(rng, UNITS) for name in ("gain", "bias", "other")}
+    ends = {"x": [frames, 1, 4]}, {"y": [frames, 1, 2]}
+    found = imported(saved(tmp_path / "m.onnx", [*nodes, node("MatMul", "w K", "y")], *ends, tensors))
+    assert kinds(found) == ["GRU", "LayerNorm", "Linear"]
+    norm = found.model.layers[1]
+    assert norm.eps == np.float32(1e-3)
+    assert np.array_equal(norm.weights["weight"], tensors["gain"])
+    assert np.array_equal(norm.weights["bias"], tensors["bias"])
+    nodes = [*nodes[:2], *tensorflow_norm("z", "w", "r")]  # the mean has another factor
+    with pytest.raises(NotImported, match="Reciprocal 'inverse': no layer computes reciprocal"):
+        imported(saved(tmp_path / "m.onnx", [*nodes, node("MatMul", "w K", "y")], *ends, tensors))
+
+
 @pytest.mark.parametrize(
     ("op", "domain", "opset"),
     [("RMSNormalization", "", 23), ("SimplifiedLayerNormalization", "", 17), ("SkipLayerNormalization", "ms", 17),
