@@ -63,8 +63,12 @@ def _affine_of(trace, block: Block, at: np.ndarray, atoms: bool) -> Affine | Non
     if block.op == "constant":
         value = np.asarray(block.constants["value"], np.float64)[at]
         return Affine(np.zeros(0, np.int64), np.zeros((len(at), 0)), value)
-    terms, places = np.unique(at, return_inverse=True)
-    return Affine(terms + block.first, np.eye(len(terms))[places], np.zeros(len(at)))
+    return _themselves(at + block.first)
+
+
+def _themselves(numbers: np.ndarray) -> Affine:
+    terms, places = np.unique(numbers, return_inverse=True)
+    return Affine(terms, np.eye(len(terms))[places], np.zeros(len(numbers)))
 
 
 def _of_operands(trace, block: Block, at: np.ndarray, atoms: bool) -> Affine | None:
@@ -95,6 +99,11 @@ def _of_operands(trace, block: Block, at: np.ndarray, atoms: bool) -> Affine | N
         a, b = (affine(trace, operand[at, 0], atoms) for operand in block.operands)
         if a is None or b is None:
             return None
+        first, second = (operand[at, 0] for operand in block.operands)
+        if np.isin(first, b.terms).all():  # x + f(x), with x = W v: W v would be computed for f all the same
+            a = _themselves(first)
+        elif np.isin(second, a.terms).all():
+            b = _themselves(second)
         sign = -1.0 if block.op == "subtract" else 1.0
         terms = np.array(list(dict.fromkeys([*a.terms.tolist(), *b.terms.tolist()])), np.int64)
         return Affine(terms, a.columns(terms) + sign * b.columns(terms), a.bias + sign * b.bias)

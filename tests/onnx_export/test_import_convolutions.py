@@ -247,3 +247,17 @@ def test_a_temporal_convolutional_network_of_torch(dynamo, tmp_path, rng):
     with torch.no_grad():
         theirs = network(torch.from_numpy(x.T[None]))[0].T.numpy()
     assert found.model.check(x, theirs).ok
+
+
+@pytest.mark.parametrize("order", ["p f", "f p"])
+def test_what_is_added_to_its_own_convolution_is_not_computed_twice(order, tmp_path, rng):
+    """p + conv(p), p = U relu(V x): the matrix stays in front of a convolution with a kernel for each channel."""
+    nodes = [node("MatMul", "x V", "v"), node("Relu", "v", "r"), node("MatMul", "r U", "u")]
+    nodes += [node("Transpose", "u", "p", perm=[0, 2, 1]), node("Conv", "p K", "f", pads=[4, 0], group=CHANNELS)]
+    nodes += [node("Add", order, "s"), node("Transpose", "s", "t", perm=[0, 2, 1]), node("Tanh", "t", "y")]
+    tensors = {"V": normal(rng, 3, 20), "U": normal(rng, 20, CHANNELS), "K": normal(rng, CHANNELS, 1, 5)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, "T", 3]}, {"y": [1, "T", CHANNELS]}, tensors)
+    found = imported(path)
+    assert kinds(found) == ["Linear", "Activation", "Linear", "CausalConv1d", "Activation"]
+    assert found.model.layers[3].weights["weight"].shape == (CHANNELS, 1, 5)
+    assert same(found, rng, 40)
