@@ -90,7 +90,7 @@ def import_model(
     `stage` is told what is done next.
     """
     from onnx_export.importer.dimensions import LASTING
-    from onnx_export.importer.heads import ending_at, heads
+    from onnx_export.importer.heads import ending_at, first_alone, heads
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import proposals
     from onnx_export.ort import CannotRun
@@ -111,6 +111,7 @@ def import_model(
         said = any("give it by dims=" in text or text.endswith(LASTING) for text in (error.summary, *error.reasons))
         more = heads(onnx_model, given, error.reasons, read)
         more += [] if said or more else proposals(onnx_model, given, read)
+        more += [] if any("has layers" in line for line in more) else first_alone(onnx_model, error.reasons, read)
         raise NotImported(error.summary, [*error.reasons, *more]) from None
     stage("comparing the layers with the file")
     try:

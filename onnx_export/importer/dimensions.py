@@ -60,12 +60,7 @@ def _label(value, axis: int) -> str:
 def frames_of(model, varying, constants, dims) -> dict:
     """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
-    try:
-        trace = Trace(model, shapes, constants, {})
-    except Cannot as error:
-        raise NotImported(str(error)) from None
-    if trace.size > LARGE and any(fault.endswith(LASTING) for fault in trace.faults):
-        raise NotImported("it is not a list of layers that cnorm has:", grouped(trace.faults))  # whatever else there is
+    trace = _of_one(model, shapes, constants)
     limits = thresholds(model, trace)
     follow, reach = partial(_reach, model, shapes, constants), max(limits, default=0)
     fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
@@ -109,6 +104,17 @@ def frames_of(model, varying, constants, dims) -> dict:
     if not fields["time_axes"]:
         fields |= _fixed_steps(model, shapes, trace)
     return fields
+
+
+def _of_one(model, shapes, constants) -> Trace:
+    """The trace with one element of each open dimension."""
+    try:
+        trace = Trace(model, shapes, constants, {})
+    except Cannot as error:
+        raise NotImported(str(error)) from None
+    if trace.size > LARGE and any(fault.endswith(LASTING) for fault in trace.faults):
+        raise NotImported("it is not a list of layers that cnorm has:", grouped(trace.faults))  # whatever else there is
+    return trace
 
 
 def _joined(labels: dict[str, dict[str, int]], follow: Callable) -> dict[str, dict[str, int]]:

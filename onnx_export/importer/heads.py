@@ -12,7 +12,7 @@ from onnx_export.errors import NotImported
 from onnx_export.importer.dimensions import shape_of
 from onnx_export.nodes import describe, names_read, subgraphs
 
-__all__ = ["ending_at", "heads"]
+__all__ = ["ending_at", "first_alone", "heads"]
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 MOST = 8  # values in one proposal
@@ -58,12 +58,17 @@ def heads(model: onnx.ModelProto, given: Mapping, reasons: Sequence[str], read: 
     read : callable
         Takes `outputs`; raises an error if the file has no layers then, or they do not compute what it does.
     """
-    first = [value.name for value in model.graph.output][:1]
     nodes = [node for node in model.graph.node if _is_named(node, reasons)]
     names = _before(model, given, nodes)
     if names and _reads(read, names):
         left = ", ".join(map(describe, nodes[:MOST]))
         return [f"with outputs={names!r}, which leaves out {left} and what is behind, it has layers"]
+    return []
+
+
+def first_alone(model: onnx.ModelProto, reasons: Sequence[str], read: Callable[..., object]) -> list[str]:
+    """A line for a refusal of outputs that are neither y nor states: the first, if a file can be imported with it."""
+    first = [value.name for value in model.graph.output][:1]
     if any(": no state, and " in reason for reason in reasons) and _reads(read, first):
         return [f"with outputs={first!r}, which leaves out the others, it has layers"]
     return []

@@ -137,7 +137,12 @@ def test_sizes_of_a_batch_are_tried_last(tmp_path, rng, monkeypatch):
     with pytest.raises(ValueError, match=r"'n' has one size, dims={'n': SIZE} gives it") as error:
         imported(path)
     assert "with dims={'n': 32} it has layers" in str(error.value)
-    assert [list(given["dims"]) for given in tried if 1 not in given["dims"].values()] == [["n"], ["n"], ["rows"], ["rows"]]
+    assert [list(given["dims"]) for given in tried if 1 not in given["dims"].values()] == [
+        ["n"],
+        ["n"],
+        ["rows"],
+        ["rows"],
+    ]
 
 
 def test_what_no_size_mends_is_told_at_once(tmp_path, rng, monkeypatch):
