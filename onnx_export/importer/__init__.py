@@ -92,7 +92,7 @@ def import_model(
     from onnx_export.importer.dimensions import LASTING
     from onnx_export.importer.heads import ending_at, first_alone, heads
     from onnx_export.importer.proof import FileRun, prove
-    from onnx_export.importer.proposals import proposals
+    from onnx_export.importer.proposals import one_step, proposals
     from onnx_export.ort import CannotRun
 
     def read(outputs: Sequence[str] = (), **more) -> Plan:
@@ -109,9 +109,9 @@ def import_model(
         found, model = _layers(onnx_model, given)
     except NotImported as error:
         said = any("give it by dims=" in text or text.endswith(LASTING) for text in (error.summary, *error.reasons))
-        more = heads(onnx_model, given, error.reasons, read)
-        more += [] if said or more else proposals(onnx_model, given, read)
-        more += [] if any("has layers" in line for line in more) else first_alone(onnx_model, error.reasons, read)
+        more = heads(onnx_model, given, error.reasons, read) or ([] if said else one_step(onnx_model, given, read))
+        more = more or first_alone(onnx_model, error.reasons, read)
+        more = more or ([] if said else proposals(onnx_model, given, read))
         raise NotImported(error.summary, [*error.reasons, *more]) from None
     stage("comparing the layers with the file")
     try:

@@ -20,7 +20,7 @@ from onnx_export.importer.dimensions import open_dimensions, shape_of
 from onnx_export.importer.given import undecided
 from onnx_export.importer.interface import Plan
 
-__all__ = ["proposals"]
+__all__ = ["one_step", "proposals"]
 
 # Frames of audio at common rates, with and without context; bands of spectra; windows. The likely ones first.
 SIZES = (512, 576, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024, 513, 16, 10, 20, 30, 32, 50, 60, 100,
@@ -35,10 +35,9 @@ MAX_FRAMES = 8  # inputs that may be states or x, of which all choices are tried
 def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) -> list[str]:
     """Lines for a refusal: arguments with which the file can be imported.
 
-    They are calls of one frame, where the file has the states of these but is no stream in calls of several; inputs
-    that have the size of an output and are x all the same, as few as possible; or sizes of one open dimension, the
-    others being 1; the last line names those that were tried. A file that wants the value of an input gets one that
-    the file compares it with, or a sampling rate if its name says so.
+    They are inputs that have the size of an output and are x all the same, as few as possible; or sizes of one open
+    dimension, the others being 1; the last line names those that were tried. A file that wants the value of an input
+    gets one that the file compares it with, or a sampling rate if its name says so.
 
     Parameters
     ----------
@@ -48,8 +47,6 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) ->
     read : callable
         Raises an error if the file has no layers, or they do not compute what it does; else how it was read.
     """
-    if one := _one_step(model, given, read):
-        return [one]
     until = process_time() + SECONDS
     missing = [value.name for value in undecided(model, given["inputs"])]
     if not missing:
@@ -72,16 +69,18 @@ def proposals(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) ->
     return [tried] if tried else []
 
 
-def _one_step(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) -> str:
-    """The line for calls of one frame, where the file has the states of such calls; "" if it has none."""
+def one_step(model: onnx.ModelProto, given: dict, read: Callable[..., Plan]) -> list[str]:
+    """The line for calls of one frame, where the file has the states of these but is no stream in calls of several."""
     until = process_time() + SECONDS
     for label in _labels(model, given):
         if process_time() > until:
             break
         found = _found(read, given | {"dims": given["dims"] | {label: 1}}, until)
         if found and found.states:
-            return f"with dims={{{label!r}: 1}} it has layers: calls of one frame, which see zeros for those before it"
-    return ""
+            return [
+                f"with dims={{{label!r}: 1}} it has layers: calls of one frame, which see zeros for those before it"
+            ]
+    return []
 
 
 def _frames(model: onnx.ModelProto, given: dict, read: Callable[..., Plan], until: float) -> list[str]:
