@@ -22,8 +22,9 @@ from onnx_export.importer.interface import Plan
 
 __all__ = ["one_step", "proposals"]
 
-# Frames of audio at common rates, with and without context; bands of spectra; windows. The likely ones first.
-SIZES = (512, 576, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024, 513, 16, 10, 20, 30, 32, 50, 60, 100,
+# Frames of audio at common rates, with and without context; bands of spectra; windows. The likely ones first,
+# and 512 with a context of 64 before 512 alone, which such a file takes, too.
+SIZES = (576, 512, 160, 256, 320, 480, 80, 40, 64, 257, 128, 400, 640, 960, 1024, 513, 16, 10, 20, 30, 32, 50, 60, 100,
          8, 4, 2, 96, 192, 240, 384, 768, 800, 1280, 1536, 1600, 2048)  # fmt: skip
 LENGTH = r"(?i)len(gth)?s?$"  # ends the name of an input that says how many frames of a call are no padding
 RATES = 16000, 8000  # of speech

@@ -164,4 +164,4 @@ def test_a_size_without_memory_is_not_the_end_of_a_refusal():
         raise NotImported("no")
 
     (line,) = proposed(proposals.proposals, read)
-    assert line.startswith("sizes tried: 512, ")
+    assert line.startswith("sizes tried: 576, ")
