@@ -32,6 +32,7 @@ from onnx_export.quantizer import Variation
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
 SAMPLES = 3  # of a sensitivity
+VISIBLE = 2.0**-14  # of the largest result: what a change of the weights counts in a recording; four times as an error
 ELEMENT_CALLS = 16  # from so many on no element's sensitivity is small by chance: in 48 samples
 BATCH = 3  # rows in the call that is compared with calls of one row each
 
@@ -153,7 +154,7 @@ class _Check:
         start = _rounded(states, self.given.dtype)
         call = self._call(x, start)
         if not self.measure.within(call):  # a few changed inputs may not show how sums of weights round
-            self._vary_weights(call)
+            self._vary_weights(call, VISIBLE)
         self.measure.judge(call, number, step)
         self.elements.add(call)
         if len(self.calls) < ELEMENT_CALLS:
@@ -169,7 +170,7 @@ class _Check:
             return
         if any((distance > allowed).any() for *_, distance, _, allowed in self.elements.worst(self.measure)):
             for call in self.calls:
-                self._vary_weights(call)
+                self._vary_weights(call, VISIBLE)
                 self.elements.add(call)
         for row in self.elements.worst(self.measure):
             self.measure.add(*row, (ELEMENT, 0))
@@ -206,10 +207,17 @@ class _Check:
             self._vary_weights(judged)
             self.measure.judge(judged, call.name, 0)
 
-    def _vary_weights(self, call: Call) -> None:
-        """Raise the sensitivity of a call to that to a change of the weights."""
+    def _vary_weights(self, call: Call, most: float = np.inf) -> None:
+        """Raise the sensitivity of a call to that to a change of the weights, of which at most `most` counts.
+
+        That is relative to the largest result: weights that cancel, as K and -K, would allow any error.
+        """
         for varied in self._varied:
-            _enlarge(call.sensitivity, varied.call(call.x, call.states), call.results["float64"])
+            moved = varied.call(call.x, call.states)
+            for name, exact in call.results["float64"].items():
+                limit = most * np.max(np.abs(exact), initial=1.0)
+                moved[name] = exact + np.clip(moved[name] - exact, -limit, limit)
+            _enlarge(call.sensitivity, moved, call.results["float64"])
 
     @cached_property
     def _varied(self) -> list[Float64Engine]:

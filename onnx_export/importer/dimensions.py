@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
+from itertools import combinations, islice
 
 from onnx_export.errors import NotImported
 from onnx_export.errors import together as grouped
@@ -16,6 +17,7 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["frames_of", "open_dimensions", "open_negative", "shape_of"]
 
+MAX_PARTS, MAX_JOINED = 4096, 64  # choices of dimensions that may be one: looked at, and followed
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
 MAX_TOGETHER = 2 * MAX_REACH  # of all nodes: a delay is a Pad and a Slice
@@ -119,13 +121,31 @@ def _of_one(model, shapes, constants) -> Trace:
 
 def _joined(labels: dict[str, dict[str, int]], follow: Callable) -> dict[str, dict[str, int]]:
     """Open dimensions, as one where several elements of one alone can't be followed, but of them together can."""
-    faulty = [axes for axes in labels.values() if (found := follow(axes, [LEAST_FRAMES])) is None or found.trace.faults]
-    together = {name: axis for axes in faulty for name, axis in axes.items()}
-    apart = len(faulty) < 2 or len(together) < sum(map(len, faulty))  # an input with two of them has no one axis
-    if apart or (found := follow(together, [LEAST_FRAMES])) is None or found.trace.faults:
-        return labels
-    rest = {label: axes for label, axes in labels.items() if axes not in faulty}
-    return {next(label for label in labels if label not in rest): together} | rest
+    alone = [label for label, axes in labels.items() if _is_followed(follow, axes)]
+    joined = {label: labels[label] for label in alone}
+    waiting = [label for label in labels if label not in joined]
+    while waiting:
+        first, *others = waiting
+        parts = ([first, *more] for n in range(len(others), 0, -1) for more in combinations(others, n))
+        apart = (part for part in islice(parts, MAX_PARTS) if _are_apart([labels[label] for label in part]))
+        together = next((part for part in islice(apart, MAX_JOINED) if _is_one(part, labels, follow)), [first])
+        joined[first] = {name: axis for label in together for name, axis in labels[label].items()}
+        waiting = [label for label in waiting if label not in together]
+    return {label: joined[label] for label in labels if label in joined}
+
+
+def _are_apart(dimensions: list[dict[str, int]]) -> bool:
+    """Whether no input has two of some dimensions, of which none would be the axis."""
+    return len({name for axes in dimensions for name in axes}) == sum(map(len, dimensions))
+
+
+def _is_one(part: list[str], labels: dict[str, dict[str, int]], follow: Callable) -> bool:
+    """Whether several elements of some dimensions can be followed together."""
+    return _is_followed(follow, {name: axis for label in part for name, axis in labels[label].items()})
+
+
+def _is_followed(follow: Callable, axes: dict[str, int]) -> bool:
+    return (found := follow(axes, [LEAST_FRAMES])) is not None and not found.trace.faults
 
 
 def _too_far(limits, reach: int, most: int, remedy: str) -> list[str]:

@@ -19,8 +19,8 @@ LARGE = 1e5  # deviation of the probes that make eps invisible
 # What norms are made of: nothing that bends or is steep in a narrow part, so that probes show it everywhere.
 ROOTS = {"root", "reciprocal", "divide"}
 STATISTICS = {"mean", "sum"}
-OF_STATISTICS = {"add", "subtract", "multiply", "square", "scale", "shift", *ROOTS}
-SMOOTH = {"norm", *STATISTICS, *OF_STATISTICS}
+OF_STATISTICS = {"add", "subtract", "multiply", "square", "scale", "shift"}
+SMOOTH = {"norm", *STATISTICS, *OF_STATISTICS, *ROOTS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +49,22 @@ def normed(trace, numbers: np.ndarray, weight: np.ndarray) -> Normed | None:
 
 
 def _is_smooth(trace, numbers: np.ndarray, row: np.ndarray) -> bool:
-    """Whether elements are made of a row by sums and products, and by roots and quotients of its statistics."""
+    """Whether elements are made of a row by sums and products, by roots of its statistics and quotients by these."""
     return all(
-        block.op in SMOOTH and (block.op not in ROOTS or _is_positive(trace, operands[-1]))
+        block.op in SMOOTH and (block.op not in ROOTS or _is_positive(trace, operands[-1], block.op != "root"))
         for block, _, operands in _between(trace, numbers, row, ())
     )
 
 
-def _is_positive(trace, numbers: np.ndarray) -> bool:
-    """Whether elements are statistics with factors and offsets that are not below 0, as eps is."""
+def _is_positive(trace, numbers: np.ndarray, rooted: bool) -> bool:
+    """Whether elements are statistics with factors and offsets that are not below 0, as eps is, or roots of these.
+
+    A quotient among them could be large at one size of the row alone, between those that are tried.
+    """
+    allowed = {*OF_STATISTICS, "root"} if rooted else OF_STATISTICS
     return all(
         block.op in STATISTICS
-        or (block.op in OF_STATISTICS and all((value[at] >= 0).all() for value in block.constants.values()))
+        or (block.op in allowed and all((value[at] >= 0).all() for value in block.constants.values()))
         for block, at, _ in _between(trace, numbers, numbers[:0], STATISTICS)
     )
 

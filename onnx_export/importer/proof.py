@@ -7,8 +7,10 @@ them take y and the new states from its outputs.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations, islice
 
 import numpy as np
 import onnx
@@ -28,9 +30,10 @@ __all__ = ["FileRun", "prove"]
 
 SATURATED, SATURATING = 20.0, ("tanh", "sigmoid")  # beyond, they are 1 in float32, whatever is clipped
 LEAST = 0.25  # of what must be positive in whole calls, whose bound varies x by its rounding beside 1
-STEPS, LEAST_STEPS = 64, 8  # that are compared: all states at each, so few show what is wired wrong
+STEPS, LEAST_STEPS = 64, 16  # that are compared: all states at each, so few show what is wired wrong
 NODES = 100  # of a file up to which it is so many: each takes float64's evaluator about 0.3 ms a step
 MOST_ROWS = 1024  # that are run together
+MOST_BESIDE = 16  # choices of so many dimensions
 WIDER = range(2, 17)  # elements of a dimension of which a file may refuse some numbers, as odd ones
 FILE = "file/"  # prefix of the file's names in the copy that is checked
 
@@ -414,10 +417,33 @@ def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
             _check_run(model, onnx_model, _along(found, axes))
         except NotImported as error:
             raise NotImported(f"frames are mixed: {error}", [*faults, *error.reasons]) from None
+    for axes in _beside(found.inputs.open_axes):  # each broadcast along the others may be what it is not with them
+        if _widest(onnx_model, found, axes, (2,)) and axes.keys() >= set(found.frames):
+            if found.chain.cells or found.time_axis is not None:
+                _check_rows(model, onnx_model, found, axes)
+            else:
+                _check_run(model, onnx_model, _along(found, axes))
     for axes, faults in found.inputs.unfollowed:
-        file = FileRun(onnx_model, found)
-        for size in sorted({*WIDER, *(n for n in found.inputs.lengths if n <= MOST_ROWS)}):
-            with suppress(CannotRun):
-                file.run_wider(axes, size)
+        for more in ({}, *(other for other, _ in found.inputs.unfollowed if not other.keys() & axes.keys())):
+            if size := _widest(onnx_model, found, axes | more, sorted({*WIDER, *found.inputs.lengths})):
                 text = f"the file also takes {size} elements of a dimension, where it can't be read:"
                 raise NotImported(text, faults)
+
+
+def _beside(dimensions: list[dict[str, int]]) -> Iterator[dict[str, int]]:
+    """Axes of different inputs, of two dimensions or more, as those of one."""
+    for count in range(2, len(dimensions) + 1):
+        for part in islice(combinations(dimensions, count), MOST_BESIDE):
+            axes = {name: axis for each in part for name, axis in each.items()}
+            if len(axes) == sum(map(len, part)):
+                yield axes
+
+
+def _widest(onnx_model: onnx.ModelProto, found: Plan, axes, sizes) -> int:
+    """The first of some numbers of elements along some axes that the file takes; 0 if it takes none."""
+    file = FileRun(onnx_model, found)
+    for size in (size for size in sizes if size <= MOST_ROWS):
+        with suppress(CannotRun):
+            file.run_wider(axes, size)
+            return size
+    return 0

@@ -134,3 +134,35 @@ def test_the_last_frame_of_a_window_is_a_stream(groups, tmp_path, rng):
 def test_another_frame_of_a_window_is_refused(places, tmp_path, rng):
     with pytest.raises(NotImported, match=r"several frames|another frame|can't be followed|number of the frames"):
         imported(window(tmp_path / "m.onnx", rng, **places))
+
+
+FLIP = (node("Slice", "b minus least one minus", "flipped"), node("Concat", "a flipped", "v", axis=2))
+MEAN = (node("Concat", "a b", "v0", axis=2), node("ReduceMean", "v0", "m", axes=[1]), node("Sub", "v0 m", "v"))
+ROLL = (
+    node("Shape", "a", "s"), node("Slice", "s one two", "t"), node("Sub", "t one", "k"),
+    node("Slice", "b k most one", "last"), node("Slice", "b zero k one", "rest"),
+    node("Concat", "last rest", "rolled", axis=1), node("Add", "a rolled", "v"),
+)  # fmt: skip
+NAMES = [(["N", "T", 3], ["M", "S", 3]), ([None, None, 3], [None, None, 3]), (["N", "T", 3], [1, "S", 3])]
+
+
+@pytest.mark.parametrize("nodes", [FLIP, MEAN, ROLL], ids=["flip", "mean", "roll"])
+@pytest.mark.parametrize(("a", "b"), [*NAMES, ([1, "T", 3], [1, "S", 3])])
+def test_frames_are_mixed_whatever_their_numbers_are_called(a, b, nodes, tmp_path, rng):
+    """Rows have a name of their own beside them, and an input may be broadcast along another's alone."""
+    tensors = {name: np.array([value]) for name, value in {"one": 1, "two": 2, "zero": 0, "minus": -1}.items()}
+    tensors |= {"least": np.array([-(2**62)]), "most": np.array([2**62])}
+    tensors["W"] = normal(rng, 3 if nodes is ROLL else 6, UNITS)
+    path = tmp_path / "m.onnx"
+    saved(path, [*nodes, node("MatMul", "v W", "y")], {"a": a, "b": b}, {"y": ["N", "T", UNITS]}, tensors)
+    with pytest.raises(NotImported):
+        imported(path)
+
+
+@pytest.mark.parametrize(("a", "b"), NAMES)
+def test_frames_beside_rows_of_other_names_are_read(a, b, tmp_path, rng):
+    nodes = [node("Concat", "a b", "v", axis=2), node("MatMul", "v W", "y")]
+    tensors = {"W": normal(rng, 6, UNITS)}
+    path = saved(tmp_path / "m.onnx", nodes, {"a": a, "b": b}, {"y": ["N", "T", UNITS]}, tensors)
+    found = imported(path)
+    assert found.frames == ("a", "b")

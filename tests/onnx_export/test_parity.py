@@ -56,7 +56,7 @@ def test_bound_covers_the_ill_conditioned_norm_of_two_units(rng):
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("scale", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize("scale", [1.0, 0.3, 0.1])
 def test_bound_covers_a_norm_of_sums_that_a_common_bias_rounds(rng, scale):
     """A change of the inputs does not show how the sums round: 64 u, which the norm divides by `scale`."""
     weight, gain = (rng.standard_normal((24, 8)) * scale).astype(np.float32), np.ones(24, np.float32)
@@ -67,6 +67,28 @@ def test_bound_covers_a_norm_of_sums_that_a_common_bias_rounds(rng, scale):
     for initializer in exported.graph.initializer:
         if initializer.name.endswith("weight") and list(initializer.dims) == [24]:
             initializer.raw_data = (gain * np.float32(1 + scale**-1 * 1e-4)).tobytes()
+    assert not onnx_export.check_parity(model, exported).ok
+
+
+@pytest.mark.parametrize("large", [2.0**14, 2.0**17, 2.0**20])
+def test_weights_that_cancel_hide_no_error(rng, large):
+    """K x - K x is exactly 0; a change of K and -K each by itself is none that float32 has."""
+    weight, k = (rng.standard_normal((8, 8)) / 3).astype(np.float32), np.full(8, large, np.float32)
+    model = cnorm.Model([cnorm.Linear(weight), cnorm.Activation("tanh")])
+    exported = onnx_export.export(model)
+    (name,) = [value.name for value in exported.graph.output]
+    last = next(node for node in exported.graph.node if name in node.output)
+    last.output[0] = "right"
+    constants = {"more": np.full(8, 1.001, np.float32), "k": k, "minus": -k}
+    exported.graph.initializer.extend(onnx.numpy_helper.from_array(a, key) for key, a in constants.items())
+    for op, inputs, output in (
+        ("Mul", ["right", "more"], "wrong"),
+        ("Mul", ["x", "k"], "up"),
+        ("Mul", ["x", "minus"], "down"),
+        ("Add", ["up", "down"], "zero"),
+        ("Add", ["wrong", "zero"], name),
+    ):
+        exported.graph.node.append(onnx.helper.make_node(op, inputs, [output]))
     assert not onnx_export.check_parity(model, exported).ok
 
 
