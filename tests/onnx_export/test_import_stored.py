@@ -234,3 +234,20 @@ def test_inputs_with_a_stored_value_that_may_be_states_are_named(shape, named, t
     notes = imported(saved(tmp_path / "m.onnx", nodes, *ends, tensors)).notes
     assert [note for note in notes if note.endswith("could be states: 'h'")] == list(notes)
     assert bool(notes) == named
+
+
+def test_a_quotient_beside_eps_is_no_norm(tmp_path, rng):
+    """It is large at one variance alone, 0.01, between those that are tried."""
+    nodes = tensorflow_norm("x", "w")
+    shifted = next(one for one in nodes if one.output[0] == "shifted")
+    at = nodes.index(shifted)
+    shifted.input[0] = "more"
+    products = ("Mul variance hundred u1", "Mul u1 u1 u2", "Mul u2 u2 u4", "Mul u4 u4 u8", "Mul u8 u8 u16")
+    nodes[at:at] = [node(op, f"{a} {b}", y) for op, a, b, y in (each.split() for each in products)]
+    nodes[at + 5 : at + 5] = [node("Add", "u16 unit", "below"), node("Div", "u8 below", "quotient"),
+                              node("Mul", "quotient small", "bump"), node("Add", "variance bump", "more")]  # fmt: skip
+    tensors = {"eps": np.float32(1e-12), "unit": np.float32(1), "hundred": np.float32(100), "small": np.float32(0.01)}
+    tensors |= {"gain": 1 + normal(rng, 8), "bias": normal(rng, 8), "other": normal(rng, 8), "K": normal(rng, 8, 2)}
+    path = saved(tmp_path / "m.onnx", [*nodes, node("MatMul", "w K", "y")], {"x": [1, 8]}, {"y": [1, 2]}, tensors)
+    with pytest.raises(NotImported, match="no layer computes reciprocal"):
+        imported(path)
