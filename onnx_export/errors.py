@@ -29,10 +29,13 @@ class NotExported(Unreadable):
 
 
 class NotImported(ValueError):
-    """The file is valid, but no `cnorm.Model` computes it; the message has a line for each reason."""
+    """The file is valid, but no `cnorm.Model` computes it; the message has a line for each reason.
 
-    def __init__(self, summary: str, reasons: Iterable[str] = ()) -> None:
-        self.summary, self.reasons = summary, tuple(reasons)
+    `followed` says that the file fits one element of each open dimension: no other size of these is what it lacks.
+    """
+
+    def __init__(self, summary: str, reasons: Iterable[str] = (), followed: bool = False) -> None:
+        self.summary, self.reasons, self.followed = summary, tuple(reasons), followed
         super().__init__("\n  ".join(clip(printable(line), 400) for line in (summary, *self.reasons)))
 
 

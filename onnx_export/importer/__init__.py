@@ -89,7 +89,7 @@ def import_model(
 
     `stage` is told what is done next.
     """
-    from onnx_export.importer.dimensions import LASTING
+    from onnx_export.importer.dimensions import LASTING, REMEDY
     from onnx_export.importer.heads import ending_at, first_alone, heads
     from onnx_export.importer.proof import FileRun, prove
     from onnx_export.importer.proposals import one_step, proposals
@@ -108,10 +108,12 @@ def import_model(
     try:
         found, model = _layers(onnx_model, given)
     except NotImported as error:
-        said = any("give it by dims=" in text or text.endswith(LASTING) for text in (error.summary, *error.reasons))
+        texts = error.summary, *error.reasons
+        said = any("give it by dims=" in text or text.endswith(LASTING) for text in texts)
+        mixed = error.followed and any(text.endswith(REMEDY) for text in texts)
         more = heads(onnx_model, given, error.reasons, read) or ([] if said else one_step(onnx_model, given, read))
         more = more or first_alone(onnx_model, error.reasons, read)
-        more = more or ([] if said else proposals(onnx_model, given, read))
+        more = more or ([] if said or mixed else proposals(onnx_model, given, read))
         raise NotImported(error.summary, [*error.reasons, *more]) from None
     stage("comparing the layers with the file")
     try:

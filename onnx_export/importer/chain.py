@@ -294,7 +294,9 @@ class Chain:
         elif op == "divide":
             reason = "it divides two results that depend on the frame"
         elif op == "product":
+            constants = any(owner.op == "constant" for owner in self.trace.owners(block.operands[0].ravel()))
             reason = f"it multiplies {len(block.operands[0])} parts of the frame by one matrix"
+            reason = "it multiplies constants beside elements of the frame by a matrix" if constants else reason
         raise Cannot(f"{block.node}: {reason}", behind=block.operands[0].ravel())
 
     def _embedding(self, block: Block) -> tuple[Link, list[np.ndarray]]:

@@ -22,6 +22,7 @@ LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an eleme
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
 MAX_TOGETHER = 2 * MAX_REACH  # of all nodes: a delay is a Pad and a Slice
 LARGE = 1 << 18  # elements of a trace with one frame, from which others take long
+REMEDY = " gives it"  # the end of what mixes frames
 LASTING = "no layer computes this", "by what depends on the frame", "it makes random numbers"  # at any size
 RATED = 48, 96  # frames of two traces that show how many frames come of them
 MOST_ELEMENTS = 1 << 23  # of a longer one, which shows what reaches further back
@@ -77,7 +78,7 @@ def frames_of(model, varying, constants, dims) -> dict:
         if found is None:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
             continue
-        shifts, remedy = None, f"; if {label!r} has one size, dims={{{label!r}: SIZE}} gives it"
+        shifts, remedy = None, f"; if {label!r} has one size, dims={{{label!r}: SIZE}}{REMEDY}"
         if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
             found, shifts = _shifts(model, follow, axes, found, most)
         results = _outputs(model, found)

@@ -333,7 +333,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
         rest.append(f"open dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")
     if len(inputs.shapes) > 1 and not trace.faults:
         rest.append("an input that is a part of x, though an output has its size, is named by frames=[...]")
-    raise NotImported("it is not a list of layers that cnorm has:", [*faults[:MAX_FAULTS], *rest])
+    raise NotImported("it is not a list of layers that cnorm has:", [*faults[:MAX_FAULTS], *rest], not trace.faults)
 
 
 def _rank(found: Plan) -> tuple:

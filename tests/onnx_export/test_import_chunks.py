@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import imported, kinds, node, normal, saved
 
 import cnorm
 import onnx_export
@@ -33,10 +33,6 @@ def same(found, rng):
     x = rng.standard_normal((CALLS, found.model.input_size)) * (1 + np.arange(CALLS)[:, None] % 7) + 0.3
     x = x.astype(np.float32)
     return found.model.check(x, found.file.run(x)).ok
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
 
 
 CHUNKS = {

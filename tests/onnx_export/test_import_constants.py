@@ -2,22 +2,10 @@
 
 import numpy as np
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import checked, imported, kinds, node, normal, saved
 
 CHANNELS, POSITIONS, GROUP = 4, 10, 4  # the positions are padded to three groups
 FRAME = [1, CHANNELS, 1, POSITIONS]
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
-
-
-def checked(found, rng, frames=30):
-    """The layers' kinds, if the file is proven and the model computes what it does over some frames."""
-    assert found.report.ok
-    x = rng.standard_normal((frames, found.model.input_size)).astype(np.float32)
-    assert found.model.check(x, found.file.run(x)).ok
-    return kinds(found)
 
 
 def attention(path, rng, *, value=0.0, pads=(0, 2), positions=POSITIONS, channels=CHANNELS):

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import imported, kinds, node, normal, saved
 from onnx import helper
 
 CHANNELS = 6
@@ -15,10 +15,6 @@ def same(found, rng, frames=9):
     """Whether the model computes what the file does over some frames."""
     x = rng.standard_normal((frames, found.model.input_size)).astype(np.float32)
     return found.model.check(x, found.file.run(x)).ok
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
 
 
 # ---------------------------------------------------------------------------------------------- axes of one position

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import imported, kinds, node, normal, saved
 
 from onnx_export.errors import NotImported
 
@@ -43,10 +43,6 @@ def same(found, rng, frames=FRAMES):
     x = rng.standard_normal((frames, SIZE)) * (1 + np.arange(frames)[:, None] % 7) + 0.3
     x = x.astype(np.float32)
     return found.model.check(x, found.file.run(x)).ok
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
 
 
 @pytest.mark.parametrize("by", [NEAR, 2, 63, MIDDLE, FAR])

@@ -5,13 +5,9 @@ import warnings
 
 import numpy as np
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import imported, kinds, node, normal, saved
 
 SIZE, UNITS = 8, 6
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
 
 
 def same(found, rng):

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from graphs import imported
+from graphs import imported, kinds
 
 FRAMES, LENGTH = 2000, 9  # compared; of the example that is exported
 CHANNELS, POSITIONS = 3, 8
@@ -52,10 +52,6 @@ def of(torch, forward, **modules):
     for name, module in modules.items():
         setattr(made, name, module)
     return made
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
 
 
 def same(found, rng):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from cells import random_cell
-from graphs import imported, node, normal, saved
+from graphs import checked, imported, kinds, node, normal, saved
 
 import cnorm
 import onnx_export
@@ -16,18 +16,6 @@ MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
 
 CHANNELS, POSITIONS, UNITS = 4, 9, 3
 FRAME = [1, CHANNELS, 1, POSITIONS]
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
-
-
-def checked(found, rng, frames=30):
-    """The layers' kinds, if the file is proven and the model computes what it does over some frames."""
-    assert found.report.ok
-    x = rng.standard_normal((frames, found.model.input_size)).astype(np.float32)
-    assert found.model.check(x, found.file.run(x)).ok
-    return kinds(found)
 
 
 # ---------------------------------------------------------------------------------------------- convolutions

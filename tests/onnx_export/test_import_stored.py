@@ -3,16 +3,12 @@
 import numpy as np
 import onnx
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import imported, kinds, node, normal, saved
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export.errors import NotImported
 
 SIZE, UNITS = 8, 6
-
-
-def kinds(found):
-    return [layer.kind for layer in found.model.layers]
 
 
 def rms(x, y, quotient):

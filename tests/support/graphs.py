@@ -37,3 +37,16 @@ def imported(path, check=True, **options):
         return import_model(model_io.load(path, external_data=True), check=check, **given)
     except NotImported as error:
         raise NotImported(f"{path}: {error.summary}", error.reasons) from None
+
+
+def kinds(found):
+    """The kinds of the layers that were found."""
+    return [layer.kind for layer in found.model.layers]
+
+
+def checked(found, rng, frames=30):
+    """The layers' kinds, if the file is proven and the model computes what it does over some frames."""
+    assert found.report.ok
+    x = rng.standard_normal((frames, found.model.input_size)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+    return kinds(found)
