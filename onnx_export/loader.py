@@ -117,7 +117,7 @@ def load(
     if not isinstance(found, Imported):
         return found
     alike = found.time_axis is not None and not (found.window or found.states)  # a stream goes on as the file would
-    for note in found.domain if alike else found.notes:
+    for note in found.warned if alike else found.notes:
         warnings.warn(f"{path}: {note}", stacklevel=2)
     return found.model
 

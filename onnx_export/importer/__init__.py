@@ -59,8 +59,8 @@ class Imported:
         What a stream does otherwise than calls of the file.
     window : int or None
         Frames of each call, if the file takes a fixed number of them from its initial state.
-    domain : tuple of str
-        Those of the notes that say for which frames there is no y.
+    warned : tuple of str
+        Those of the notes that `load` gives as warnings of any file: frames without y, outputs of each frame left out.
     file : FileRun or None
         The file itself, to run beside the model; None where it was read in another process.
     """
@@ -73,7 +73,7 @@ class Imported:
     report: ParityReport | None
     notes: tuple[str, ...] = ()
     window: int | None = None
-    domain: tuple[str, ...] = ()
+    warned: tuple[str, ...] = ()
     file: FileRun | None = None
 
 
@@ -122,10 +122,10 @@ def import_model(
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
     notes = (*rounding, *_notes(model, found, file), *_crossed(found, given), *_left_out(onnx_model, found))
-    notes += (*_stored_inputs(onnx_model), *(domain := _domain(model)))
+    notes += (*_stored_inputs(onnx_model), *(warned := (*_domain(model), *_frames_left_out(found))))
     window = file.steps if found.time_axis is not None and not found.states else None
     read = found.frames, found.outputs, found.states, found.time_axis
-    return Imported(model, *read, report, notes, window, domain, file)
+    return Imported(model, *read, report, notes, window, warned, file)
 
 
 def _layers(onnx_model: onnx.ModelProto, given) -> tuple[Plan, Model]:
@@ -248,6 +248,16 @@ def _left_out(onnx_model, found) -> tuple[str, ...]:
     kept = {*found.outputs, *found.states.values()}
     names = ", ".join(repr(value.name) for value in onnx_model.graph.output if value.name not in kept)
     return (f"outputs whose elements are y's or a state's are left out: {names}",) if names else ()
+
+
+def _frames_left_out(found) -> tuple[str, ...]:
+    """Outputs of each frame that are no part of y, which is of the last frame alone."""
+    axes = found.inputs.output_axes
+    names = ", ".join(repr(name) for name, axis in axes.items() if axis is not None and name not in found.outputs)
+    if not names or any(axes.get(name) is not None for name in found.outputs):
+        return ()
+    y = ", ".join(map(repr, found.outputs))
+    return (f"y is {y}, of the last frame; outputs of each frame are left out: {names}; outputs=[...] chooses these",)
 
 
 def _stored_inputs(onnx_model) -> tuple[str, ...]:

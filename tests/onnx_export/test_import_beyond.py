@@ -6,6 +6,11 @@ import pytest
 from graphs import imported, node, normal, saved
 from onnx import TensorProto, helper
 
+import cnorm
+import onnx_export
+from onnx_export.errors import NotImported
+from onnx_export.importer import proof
+
 SIZE, UNITS, EACH, TIMES = 3, 4, 30, 8  # a delay of 240 frames is written as eight of 30
 FAR = EACH * TIMES
 NUMBERS = {
@@ -159,3 +164,19 @@ def test_names_that_do_not_say_which_is_the_frame_before_are_refused(old, tmp_pa
         imported(path)
     other = "xs".replace(old, "")
     assert dict(imported(path, states={other: "y"}).states) == {other: "y"}
+
+
+def test_elements_of_a_large_file_are_judged_beside_their_own_size(rng):
+    """A file of many nodes is run over few steps, but over enough for that: 1 % of y is less than the bound of 1e5."""
+    weight = normal(rng, 8, 6) * np.repeat(np.float32([1, 1e5]), 4)[:, None]
+    model = cnorm.Model([cnorm.Linear(weight)])
+    other = cnorm.Model([cnorm.Linear(weight * np.repeat(np.float32([1.01, 1]), 4)[:, None])])
+    exported = onnx_export.export(other)
+    del exported.metadata_props[:]
+    (last,) = [one for one in exported.graph.node if "y" in one.output]
+    last.output[0] = "y0"
+    more = [node("Identity", f"y{i}", f"y{i + 1}") for i in range(450)]
+    more[-1].output[0] = "y"
+    exported.graph.node.extend(more)
+    with pytest.raises(NotImported, match="at an element, beside its own largest value"):
+        proof._compared(model, exported)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import warnings
 
 import numpy as np
 import onnx
@@ -240,3 +241,20 @@ def test_a_value_is_one_that_the_file_compares_with(as_node, tmp_path, rng):
     assert typed == ["cnorm", "import", str(path), out, "--input", "mode=7", "--dim", "n=40"]
     assert CliRunner().invoke(commands, typed[1:]).exit_code == 0
     assert cnorm.load(out).input_size == 40
+
+
+def test_outputs_of_each_frame_beside_a_head_of_the_last_are_told(tmp_path, rng):
+    """y holds states of the cell, so nothing of it is lost but its place among the outputs."""
+    nodes = [node("GRU", "x W R", "Y h1", hidden_size=UNITS), node("Squeeze", "Y one", "y")]
+    tensors = {"W": normal(rng, 1, 3 * UNITS, 5), "R": normal(rng, 1, 3 * UNITS, UNITS), "one": np.array([1])}
+    ends = {"x": ["T", 1, 5]}, {"y": ["T", 1, UNITS], "h1": [1, 1, UNITS]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnx_export.load(saved(tmp_path / "m.onnx", nodes, *ends, tensors))
+    nodes += [node("Squeeze", "h1 zero", "h"), node("MatMul", "h V", "z")]
+    tensors |= {"V": normal(rng, UNITS, 2), "zero": np.array([0])}
+    path = saved(tmp_path / "m.onnx", nodes, ends[0], {"y": ["T", 1, UNITS], "z": [1, 2]}, tensors)
+    with pytest.warns(UserWarning, match="y is 'z', of the last frame; outputs of each frame are left out: 'y'"):
+        model = onnx_export.load(path)
+    assert model.output_size == 2
+    assert onnx_export.load(path, outputs=["y"]).output_size == UNITS
