@@ -27,8 +27,8 @@ from onnx_export.parity_report import ParityReport
 if TYPE_CHECKING:
     import onnx
 
+    from onnx_export.importer.file_run import FileRun
     from onnx_export.importer.interface import Plan
-    from onnx_export.importer.proof import FileRun
 
 __all__ = ["Imported", "import_model"]
 
@@ -90,8 +90,9 @@ def import_model(
     `stage` is told what is done next.
     """
     from onnx_export.importer.dimensions import LASTING, REMEDY
+    from onnx_export.importer.file_run import FileRun
     from onnx_export.importer.heads import ending_at, first_alone, heads
-    from onnx_export.importer.proof import FileRun, prove
+    from onnx_export.importer.proof import prove
     from onnx_export.importer.proposals import one_step, proposals
     from onnx_export.ort import CannotRun
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, islice, product
+from typing import Any
 
 from onnx_export.errors import NotImported
 from onnx_export.errors import together as grouped
@@ -15,9 +16,9 @@ from onnx_export.importer.frames import MAX_REACH, Reach
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["frames_of", "open_dimensions", "open_negative", "shape_of"]
+__all__ = ["choices", "frames_of", "open_dimensions", "open_negative", "shape_of"]
 
-MAX_PARTS, MAX_JOINED = 4096, 64  # choices of dimensions that may be one: looked at, and followed
+MAX_JOINED = 16  # choices of dimensions that may be one with another that are followed; the proof tries the others
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
 MAX_TOGETHER = 2 * MAX_REACH  # of all nodes: a delay is a Pad and a Slice
@@ -127,17 +128,24 @@ def _joined(labels: dict[str, dict[str, int]], follow: Callable) -> dict[str, di
     waiting = [label for label in labels if label not in joined]
     while waiting:
         first, *others = waiting
-        parts = ([first, *more] for n in range(len(others), 0, -1) for more in combinations(others, n))
-        apart = (part for part in islice(parts, MAX_PARTS) if _are_apart([labels[label] for label in part]))
-        together = next((part for part in islice(apart, MAX_JOINED) if _is_one(part, labels, follow)), [first])
+        parts = ([first, *part] for part in choices({label: labels[label] for label in others}, beside=labels[first]))
+        together = next((part for part in islice(parts, MAX_JOINED) if _is_one(part, labels, follow)), [first])
         joined[first] = {name: axis for label in together for name, axis in labels[label].items()}
         waiting = [label for label in waiting if label not in together]
     return {label: joined[label] for label in labels if label in joined}
 
 
-def _are_apart(dimensions: list[dict[str, int]]) -> bool:
-    """Whether no input has two of some dimensions, of which none would be the axis."""
-    return len({name for axes in dimensions for name in axes}) == sum(map(len, dimensions))
+def choices(dimensions: Mapping[Any, Mapping[str, int]], beside: Collection[str] = ()) -> Iterator[tuple]:
+    """The keys of dimensions that may be one: at most one of each input, none of `beside`; most first, never none."""
+    groups: dict[str, list] = {}
+    for key, axes in dimensions.items():
+        if axes.keys().isdisjoint(beside):
+            groups.setdefault(next(iter(axes)), []).append(key)
+    for count in range(len(groups), 0, -1):
+        for group in combinations(groups.values(), count):
+            for part in product(*group):
+                if len({name for key in part for name in dimensions[key]}) == sum(len(dimensions[key]) for key in part):
+                    yield part
 
 
 def _is_one(part: list[str], labels: dict[str, dict[str, int]], follow: Callable) -> bool:

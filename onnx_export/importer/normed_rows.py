@@ -14,13 +14,10 @@ __all__ = ["Normed", "normed"]
 
 MAX_PARTS = 400  # of blocks that are walked
 PROBES = 12
-SCALES = 10.0 ** -np.arange(0, 9)
+SCALES = 10.0 ** -np.arange(-4, 9)
 LARGE = 1e5  # deviation of the probes that make eps invisible
-# What norms are made of: nothing that bends or is steep in a narrow part, so that probes show it everywhere.
-ROOTS = {"root", "reciprocal", "divide"}
-STATISTICS = {"mean", "sum"}
-OF_STATISTICS = {"add", "subtract", "multiply", "square", "scale", "shift"}
-SMOOTH = {"norm", *STATISTICS, *OF_STATISTICS, *ROOTS}
+DEEP = 40  # operators behind one another from the elements to the row
+EACH, STATISTICS, SAME = {"add", "subtract"}, {"mean", "sum"}, {"scale", "shift"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,46 +40,81 @@ class Normed:
 def normed(trace, numbers: np.ndarray, weight: np.ndarray) -> Normed | None:
     """weight [n, terms] times some elements [terms] as a norm of one row; None if it is none."""
     for row in _sources(trace, numbers):
-        if len(row) > 1 and _is_smooth(trace, numbers, row) and (one := _fitted(trace, numbers, weight, row)):
+        if len(row) > 1 and _Terms(trace, row).are_a_norms(numbers) and (one := _fitted(trace, numbers, weight, row)):
             return one
     return None
 
 
-def _is_smooth(trace, numbers: np.ndarray, row: np.ndarray) -> bool:
-    """Whether elements are made of a row by sums and products, by roots of its statistics and quotients by these."""
-    return all(
-        block.op in SMOOTH and (block.op not in ROOTS or _is_positive(trace, operands[-1], block.op != "root"))
-        for block, _, operands in _between(trace, numbers, row, ())
-    )
+class _Terms:
+    """Of which terms elements are sums: products of powers of a row, its means and sums, and 1 / sqrt(quadratic ones).
 
-
-def _is_positive(trace, numbers: np.ndarray, rooted: bool) -> bool:
-    """Whether elements are statistics with factors and offsets that are not below 0, as eps is, or roots of these.
-
-    A quotient among them could be large at one size of the row alone, between those that are tried.
+    A norm's are of degree 1 with at most one such quotient. These bend once with the size of the row and have no
+    narrow parts, so a few probes show them everywhere; a quotient of other polynomials may be large at one size alone.
     """
-    allowed = {*OF_STATISTICS, "root"} if rooted else OF_STATISTICS
-    return all(
-        block.op in STATISTICS
-        or (block.op in allowed and all((value[at] >= 0).all() for value in block.constants.values()))
-        for block, at, _ in _between(trace, numbers, numbers[:0], STATISTICS)
-    )
 
+    def __init__(self, trace, row: np.ndarray) -> None:
+        self.trace, self.row = trace, row
+        self._known: dict[tuple[int, bytes], tuple[int, int]] = {}
 
-def _between(trace, numbers: np.ndarray, row: np.ndarray, last) -> Iterator[tuple[Block, np.ndarray, list[np.ndarray]]]:
-    """The blocks behind some elements up to a row and the operators `last`: each, its elements, and what they read."""
-    seen, waiting = set(), [numbers]
-    while waiting:
-        part = np.setdiff1d(waiting.pop(), row)
-        for block in trace.owners(part):
-            at = part[(part >= block.first) & (part < block.first + block.size)] - block.first
-            if block.op == "constant" or (key := (block.first, at.tobytes())) in seen:
-                continue
-            seen.add(key)
+    def are_a_norms(self, numbers: np.ndarray) -> bool:
+        try:
+            return _is_within(self.of(numbers, DEEP), (1, 1))
+        except Unknown:
+            return False
+
+    def of(self, numbers: np.ndarray, depth: int) -> tuple[int, int]:
+        """The largest degree and number of quotients of a term of some elements; Unknown if they are others."""
+        part = np.setdiff1d(numbers, self.row)
+        terms = [(1, 0)] if np.isin(numbers, self.row).any() else [(0, 0)]
+        for block, at, operands in self._blocks(part):
+            key = block.first, at.tobytes()
+            if key not in self._known:
+                self._known[key] = self._of_block(block, operands, depth - 1)
+            terms.append(self._known[key])
+        return _largest(terms)
+
+    def _blocks(self, numbers: np.ndarray) -> Iterator[tuple[Block, np.ndarray, list[np.ndarray]]]:
+        """The blocks of some elements: each, its elements, and what they read."""
+        for block in self.trace.owners(numbers):
+            at = numbers[(numbers >= block.first) & (numbers < block.first + block.size)] - block.first
             rows = np.unique(at // (block.size // len(block.operands[0]))) if block.operands else at
-            operands = [operand[rows].ravel() for operand in block.operands]
-            yield block, at, operands
-            waiting += [] if block.op in last else operands
+            yield block, at, [operand[rows].ravel() for operand in block.operands]
+
+    def _of_block(self, block: Block, operands: list[np.ndarray], depth: int) -> tuple[int, int]:
+        if block.op == "constant":
+            return 0, 0
+        if depth < 0 or not operands:
+            raise Unknown(block.op)
+        if block.op in ("reciprocal", "divide"):
+            self._check_root(operands[-1], depth)
+            degree, quotients = self.of(operands[0], depth) if block.op == "divide" else (0, 0)
+            return degree, quotients + 1
+        terms = [self.of(operand, depth) for operand in operands]
+        if block.op in EACH | STATISTICS | SAME:
+            return _largest(terms)
+        if block.op == "multiply":
+            return terms[0][0] + terms[1][0], terms[0][1] + terms[1][1]
+        if block.op == "square":
+            return 2 * terms[0][0], 2 * terms[0][1]
+        if block.op == "norm" and terms[0] == (1, 0):
+            return 1, 1
+        raise Unknown(block.op)
+
+    def _check_root(self, numbers: np.ndarray, depth: int) -> None:
+        """Raise Unknown if elements are not roots of terms of degree 2, times constants."""
+        for block, _, operands in self._blocks(numbers):
+            if block.op == "scale" and depth > 0:
+                self._check_root(operands[0], depth - 1)
+            elif block.op != "root" or not _is_within(self.of(operands[0], depth), (2, 0)):
+                raise Unknown(block.op)
+
+
+def _largest(terms: list[tuple[int, int]]) -> tuple[int, int]:
+    return max(degree for degree, _ in terms), max(quotients for _, quotients in terms)
+
+
+def _is_within(term: tuple[int, int], most: tuple[int, int]) -> bool:
+    return term[0] <= most[0] and term[1] <= most[1]
 
 
 def _sources(trace, numbers) -> list[np.ndarray]:
@@ -133,7 +165,10 @@ def _fitted(trace, numbers, weight, row) -> Normed | None:
     bias = (large - gain * z[:, index]).mean(0)
     if not np.allclose(large, gain * z[:, index] + bias, rtol=1e-7, atol=1e-7 * np.abs(gain).max()):
         return None
-    return _with_eps(row, index, gain, bias, small, z[:2][:, index], deviation[:2])
+    one = _with_eps(row, index, gain, bias, small, z[:2][:, index], deviation[:2])
+    if one and not np.allclose(y[PROBES:], one.of(all_rows[PROBES:]), rtol=0, atol=1e-4 * np.abs(gain).max()):
+        return None  # at some size it is another function, whatever eps is
+    return one
 
 
 def _with_eps(row, index, gain, bias, small, z, deviation) -> Normed | None:

@@ -7,10 +7,8 @@ them take y and the new states from its outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import islice
 
 import numpy as np
 import onnx
@@ -20,20 +18,22 @@ from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
 from onnx_export.graph.branches import without_branches
+from onnx_export.importer.dimensions import choices
+from onnx_export.importer.file_run import FileRun
 from onnx_export.importer.interface import Plan
 from onnx_export.nodes import subgraphs
-from onnx_export.ort import CannotRun, Session
+from onnx_export.ort import CannotRun
 from onnx_export.parity import check_parity
 from onnx_export.parity_recordings import Domain
 
-__all__ = ["FileRun", "prove"]
+__all__ = ["prove"]
 
 SATURATED, SATURATING = 20.0, ("tanh", "sigmoid")  # beyond, they are 1 in float32, whatever is clipped
 LEAST = 0.25  # of what must be positive in whole calls, whose bound varies x by its rounding beside 1
 STEPS, LEAST_STEPS = 64, 16  # that are compared: all states at each, so few show what is wired wrong
 NODES = 100  # of a file up to which it is so many: each takes float64's evaluator about 0.3 ms a step
 MOST_ROWS = 1024  # that are run together
-MOST_BESIDE = 16  # choices of so many dimensions
+MOST_CHOICES, MOST_RUNS = 1 << 16, 1 << 14  # of open dimensions, and calls that show which of them a file takes
 WIDER = range(2, 17)  # elements of a dimension of which a file may refuse some numbers, as odd ones
 FILE = "file/"  # prefix of the file's names in the copy that is checked
 
@@ -232,119 +232,6 @@ def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers, kind: int) -
             nodes += _picked(f"{name}/given", f"{name}_out", np.argsort(order), [1, order.size])
 
 
-class FileRun:
-    """The file as it is in onnxruntime, from states of zero.
-
-    Parameters
-    ----------
-    onnx_model : onnx.ModelProto
-    found : Plan
-
-    Attributes
-    ----------
-    steps : int or None
-        Steps of one call; None if a call takes any number.
-    """
-
-    def __init__(self, onnx_model: onnx.ModelProto, found: Plan) -> None:
-        self._found, self._session, self.steps = found, Session(onnx_model, "all"), 1
-        if found.time_axis is not None:
-            declared = next(value for value in onnx_model.graph.input if value.name == found.frames[0])
-            fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
-            traced = 1 if found.inputs.shifts and not found.inputs.shifts.fixed else found.inputs.steps
-            self.steps = traced if traced > 1 else fixed or None
-
-    def run(self, x: np.ndarray, calls: int = 1) -> np.ndarray:
-        """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""
-        return self.run_rows(x[None], {}, calls)[0]
-
-    def run_rows(self, xs: np.ndarray, axes, calls: int = 1) -> np.ndarray:
-        """The outputs [rows, steps, outputs] of rows in the same calls, which lie along some axes of the inputs.
-
-        `calls` is the number of calls that a file over a time axis takes the steps in.
-        """
-        calls = calls if self._found.time_axis is not None else xs.shape[1]
-        states = _joined([self.zeros(self._found.states)] * len(xs), axes)
-        parts = []
-        for x in np.split(xs, calls, axis=1):
-            frames = _joined([self._frames(row) for row in x], axes)
-            names = [*self._found.outputs, *self._found.states.values()]
-            results = self._session.run(names, self.constants() | states | frames)
-            own = len(self._found.outputs)
-            states = dict(zip(states, results[own:], strict=True))
-            ys = [self._split(*pair, *x.shape[:2]) for pair in zip(self._found.outputs, results[:own], strict=True)]
-            parts.append(np.concatenate(ys, axis=2))
-        return parts[-1] if parts[-1].shape[1] < x.shape[1] else np.concatenate(parts, axis=1)
-
-    def run_wider(self, axes, size: int) -> None:
-        """One call with several elements along some axes, to see whether the file takes them."""
-        feeds = {
-            name: np.repeat(array, size, axes[name]) if name in axes else array
-            for name, array in self.zeros(self._found.inputs.shapes).items()
-        }
-        self._session.run(list(self._found.outputs), self.constants() | feeds)
-
-    def zeros(self, names) -> dict[str, np.ndarray]:
-        """Arrays for some inputs, at one step of one row."""
-        inputs = self._found.inputs
-        return {name: np.zeros(inputs.shapes[name], inputs.types[name]) for name in names}
-
-    def call(self, frame: np.ndarray, states) -> list[np.ndarray]:
-        """One call of one step: the outputs and the new states."""
-        names = [*self._found.outputs, *self._found.states.values()]
-        return self._session.run(names, self.constants() | states | self._frames(frame[None]))
-
-    def constants(self) -> dict[str, np.ndarray]:
-        """The inputs that are the same for each frame."""
-        return {name: np.array(array) for name, array in self._found.inputs.constants.items()}
-
-    def _frames(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """The frames [steps, inputs] of one call, by input."""
-        feeds, start, axes = {}, 0, self._found.inputs.time_axes
-        for name, zero in self.zeros(self._found.frames).items():
-            if self._found.time_axis is None:
-                feeds[name] = x[0, start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
-                start += zero.size
-                continue
-            sizes = np.delete(zero.shape, axes[name])
-            stop = start + int(np.prod(sizes))
-            feeds[name] = np.moveaxis(x[:, start:stop].reshape(-1, *sizes), 0, axes[name]).astype(zero.dtype)
-            start = stop
-        return feeds
-
-    def _split(self, name: str, y: np.ndarray, rows: int, steps: int) -> np.ndarray:
-        """An output of a call as [rows, steps, elements], or [rows, 1, elements] if it is of the last step only."""
-        if rows == 1:
-            return self._rows(name, y, steps)[None]
-        one, axis = list(self._found.trace.values[name].shape), self._found.inputs.output_axes.get(name)
-        if axis is not None:
-            one[axis] = steps
-        along = [i for i, (size, n) in enumerate(zip(y.shape, one, strict=True)) if size != n]
-        if len(along) != 1 or y.shape[along[0]] != rows * one[along[0]]:
-            raise NotImported(f"{rows} rows at once give the output {name!r} the shape {list(y.shape)}, one has {one}")
-        return np.stack([self._rows(name, each, steps) for each in np.split(y, rows, along[0])])
-
-    def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
-        """An output of one row as [steps, elements], or [1, elements] if it is of the last step only."""
-        one = self._found.trace.values[name].numbers
-        alone = self._found.inputs.shifts and self._found.inputs.output_axes.get(name, 0) is None
-        if not alone and y.size == one.size // self._found.inputs.steps * steps:
-            axis = self._found.inputs.output_axes.get(name)
-            if axis is None:
-                sizes = zip(y.shape, one.shape, strict=False)
-                axis = next((axis for axis, (size, single) in enumerate(sizes) if size != single), 0)
-            return np.moveaxis(y, axis, 0).reshape(steps, -1)
-        return y.reshape(1, -1)
-
-
-def _joined(rows: list[dict[str, np.ndarray]], axes) -> dict[str, np.ndarray]:
-    """The inputs of several rows, behind one another along their axes."""
-    first = rows[0]
-    return {
-        name: np.concatenate([row[name] for row in rows], axes[name]) if name in axes else first[name] for name in first
-    }
-
-
 def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
     """Compare runs of the file over its time axis with the model's, of every length that the file may tell apart."""
     file = FileRun(onnx_model, found)
@@ -394,56 +281,72 @@ def _compare(model, x: np.ndarray, theirs: np.ndarray, when: str) -> None:
         raise NotImported(f"{when} the layers do not compute what the file does: {comparison}")
 
 
-def _along(found: Plan, axes) -> Plan:
+def _along(onnx_model: onnx.ModelProto, found: Plan, axes) -> Plan:
     """The plan of a file whose steps are along other axes."""
     own = {name: axis for name, axis in axes.items() if name in found.frames}
-    return (
-        found
-        if own == found.inputs.time_axes
-        else replace(found, inputs=replace(found.inputs, time_axes=own, output_axes={}))
-    )
+    if own == found.inputs.time_axes:
+        return found
+    grown = FileRun(onnx_model, found).grown(axes) or {}
+    along = {name: grown[name][0] for name in found.outputs if grown.get(name)}
+    return replace(found, inputs=replace(found.inputs, time_axes=own, output_axes=along))
+
+
+def _is_row(file: FileRun, axes) -> bool:
+    """Whether the file takes several elements along some axes as rows of outputs, of which none grows along two."""
+    grown = file.grown(axes)
+    return grown is not None and all(len(each) < 2 for each in grown.values())
 
 
 def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
-    """Compare calls with several elements of an open dimension with the layers: each must be a frame by itself."""
+    """Compare calls with several elements of open dimensions with the layers: each must be a frame by itself."""
+    stateless, whole = not found.chain.cells and found.time_axis is None, []
     for axes in found.inputs.open_axes:
-        if found.chain.cells or found.time_axis is not None or axes.keys() != set(found.frames) or len(axes) > 1:
-            if axes.keys() >= set(found.frames) and not any(axes == each for each, _ in found.inputs.mixed):
-                _check_rows(model, onnx_model, found, axes)
+        if not axes.keys() >= set(found.frames) or any(axes == each for each, _ in found.inputs.mixed):
             continue
-        _check_run(model, onnx_model, _along(found, axes))
+        if not stateless or axes.keys() != set(found.frames):
+            _check_rows(model, onnx_model, found, axes)
+            continue
+        along = _along(onnx_model, found, axes)
+        _check_run(model, onnx_model, along)
+        for rows in whole:
+            _check_rows(model, onnx_model, along, rows)
+        whole.append(axes)
     for axes, faults in found.inputs.mixed:  # caches carry them, or else several frames in a call are no steps
         try:
-            _check_run(model, onnx_model, _along(found, axes))
+            _check_run(model, onnx_model, _along(onnx_model, found, axes))
         except NotImported as error:
             raise NotImported(f"frames are mixed: {error}", [*faults, *error.reasons]) from None
-    for axes in _beside(found.inputs.open_axes):  # each broadcast along the others may be what it is not with them
-        if _widest(onnx_model, found, axes, (2,)) and axes.keys() >= set(found.frames):
-            if found.chain.cells or found.time_axis is not None:
-                _check_rows(model, onnx_model, found, axes)
+    _check_together(model, onnx_model, found, stateless)
+
+
+def _check_together(model, onnx_model: onnx.ModelProto, found: Plan, stateless: bool) -> None:
+    """Compare calls with as many elements of several open dimensions, of different inputs, with the layers.
+
+    Each that is broadcast along the others alone may be mixed with them, and what can't be followed alone may be a
+    frame beside others. Where an output grows along two axes, the elements are no frames.
+    """
+    file, frames = FileRun(onnx_model, found), set(found.frames)
+    dimensions = [(axes, []) for axes in found.inputs.open_axes] + found.inputs.unfollowed
+    among = dict(enumerate(axes for axes, _ in dimensions))
+    parts = list(islice(choices(among), MOST_CHOICES + 1))
+    joined = [{name: axis for each in part for name, axis in among[each].items()} for part in parts]
+    faults = [[fault for each in part for fault in dimensions[each][1]] for part in parts]
+    unread = [(axes, why) for axes, why in zip(joined, faults, strict=True) if why]
+    if len(parts) > MOST_CHOICES or len(unread) > MOST_RUNS:
+        raise NotImported(
+            f"{len(dimensions)} dimensions of its inputs have no size, and too many choices of them may be the frames: "
+            "give dims={...} of those that have one, or one name to those that are one"
+        )
+    sizes = [size for size in sorted({*WIDER, *found.inputs.lengths}) if size <= MOST_ROWS]
+    sizes = sizes[: MOST_RUNS // max(1, len(unread))]
+    for axes, why in unread:
+        if size := next((size for size in sizes if file.shapes(axes, size)), 0):
+            raise NotImported(f"the file also takes {size} elements of a dimension, where it can't be read:", why)
+    compared: list[dict[str, int]] = []
+    for axes in (axes for part, axes in zip(parts, joined, strict=True) if len(part) > 1 and axes.keys() >= frames):
+        if not any(axes.items() <= more.items() for more in compared) and _is_row(file, axes):  # most inputs first
+            compared.append(axes)
+            if stateless and axes.keys() == frames:
+                _check_run(model, onnx_model, _along(onnx_model, found, axes))
             else:
-                _check_run(model, onnx_model, _along(found, axes))
-    for axes, faults in found.inputs.unfollowed:
-        for more in ({}, *(other for other, _ in found.inputs.unfollowed if not other.keys() & axes.keys())):
-            if size := _widest(onnx_model, found, axes | more, sorted({*WIDER, *found.inputs.lengths})):
-                text = f"the file also takes {size} elements of a dimension, where it can't be read:"
-                raise NotImported(text, faults)
-
-
-def _beside(dimensions: list[dict[str, int]]) -> Iterator[dict[str, int]]:
-    """Axes of different inputs, of two dimensions or more, as those of one."""
-    for count in range(2, len(dimensions) + 1):
-        for part in islice(combinations(dimensions, count), MOST_BESIDE):
-            axes = {name: axis for each in part for name, axis in each.items()}
-            if len(axes) == sum(map(len, part)):
-                yield axes
-
-
-def _widest(onnx_model: onnx.ModelProto, found: Plan, axes, sizes) -> int:
-    """The first of some numbers of elements along some axes that the file takes; 0 if it takes none."""
-    file = FileRun(onnx_model, found)
-    for size in (size for size in sizes if size <= MOST_ROWS):
-        with suppress(CannotRun):
-            file.run_wider(axes, size)
-            return size
-    return 0
+                _check_rows(model, onnx_model, found, axes)

@@ -166,3 +166,99 @@ def test_frames_beside_rows_of_other_names_are_read(a, b, tmp_path, rng):
     path = saved(tmp_path / "m.onnx", nodes, {"a": a, "b": b}, {"y": ["N", "T", UNITS]}, tensors)
     found = imported(path)
     assert found.frames == ("a", "b")
+
+
+def test_frames_of_many_inputs_without_names_are_mixed(tmp_path, rng):
+    names = "abcdefgh"
+    nodes = [node("Concat", " ".join(names), "v0", axis=2), *MEAN[1:], node("MatMul", "v W", "y")]
+    inputs = {name: [None, None, 2] for name in names}
+    path = saved(
+        tmp_path / "m.onnx", nodes, inputs, {"y": [None, None, UNITS]}, {"W": normal(rng, 2 * len(names), UNITS)}
+    )
+    with pytest.raises(NotImported, match="ReduceMean 'm': its result depends on several frames"):
+        imported(path)
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_frames_that_run_together_alone_are_refused(count, state, tmp_path, rng):
+    """The length that is stored for the GRU can't be followed with more frames, of which each input has a name."""
+    names = "abcd"[:count]
+    nodes = [node("Concat", " ".join(names), "z", axis=2), *gru("h" if state else "")]
+    nodes[2].input[4] = "length"
+    stored = {"W": normal(rng, 1, 3 * UNITS, 2 * count), "R": normal(rng, 1, 3 * UNITS, UNITS)}
+    stored |= {"B": normal(rng, 1, 6 * UNITS), "one": np.array([1]), "length": np.array([1], np.int32)}
+    inputs, outputs = {name: [1, f"T_{name}", 2] for name in names}, {"y": [1, None, UNITS]}
+    ends = (inputs | {"h": STATE}, outputs | {"h1": STATE}) if state else (inputs, outputs)
+    path = saved(tmp_path / "m.onnx", nodes, *ends, stored)
+    with pytest.raises(NotImported, match="2 elements of a dimension, where it can't be read"):
+        imported(path)
+
+
+def test_frames_along_any_axis_of_three_inputs_are_compared(tmp_path, rng):
+    """b is turned by the number of frames of a along the last axis; each alone is broadcast."""
+    nodes = [
+        node("Shape", "a", "s"), node("Slice", "s two three", "t"), node("Sub", "t one", "k"),
+        node("Slice", "b k most two", "last"), node("Slice", "b zero k two", "rest"),
+        node("Concat", "last rest", "turned", axis=2), node("Add", "a turned", "v"), node("Add", "v c", "w"),
+        node("MatMul", "w W", "y"),
+    ]  # fmt: skip
+    tensors = {name: np.array([value]) for name, value in {"one": 1, "two": 2, "three": 3, "zero": 0}.items()}
+    tensors |= {"most": np.array([2**62]), "W": normal(rng, 3, UNITS)}
+    inputs = {name: [None, None, None, 3] for name in "abc"}
+    path = saved(tmp_path / "m.onnx", nodes, inputs, {"y": [None, None, None, UNITS]}, tensors)
+    with pytest.raises(NotImported, match="over 2 steps in one call the layers do not compute"):
+        imported(path)
+
+
+def test_rows_that_are_mixed_with_frames_are_refused(tmp_path, rng):
+    """[N, T, 3] read as [T, N, 3] is itself with one row, or one frame."""
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s order", "turned"), node("Reshape", "x turned", "r"),
+        node("Transpose", "r", "rt", perm=[1, 0, 2]), node("Concat", "x rt", "v", axis=2), node("MatMul", "v W", "y"),
+    ]  # fmt: skip
+    tensors = {"order": np.array([1, 0, 2]), "W": normal(rng, 6, UNITS)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": ["N", "T", 3]}, {"y": ["N", "T", UNITS]}, tensors)
+    with pytest.raises(NotImported, match=r"in row 0 of \d+ in one call"):
+        imported(path)
+
+
+@pytest.mark.parametrize("b", [["M", "S", 3], [None, None, 3], ["M", "S", 1]])
+def test_a_mask_of_other_names_is_read(b, tmp_path, rng):
+    """Rows of a beside frames of b give a grid of both, which are no frames."""
+    nodes = [node("Sigmoid", "b", "m"), node("Mul", "a m", "v"), node("MatMul", "v W", "y")]
+    ends = {"a": ["N", "T", 3], "b": b}, {"y": ["N", "T", UNITS]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, {"W": normal(rng, 3, UNITS)}))
+    assert found.frames == ("a", "b")
+
+
+def test_more_open_dimensions_than_can_be_tried_are_refused(tmp_path, rng):
+    """Each input has frames of its own, which a constant keeps from being followed."""
+    names = [f"x{i}" for i in range(15)]
+    nodes = [node("Reshape", f"{name} one_row", f"r{name}") for name in names]
+    nodes += [node("Concat", " ".join(f"r{name}" for name in names), "v", axis=1), node("MatMul", "v W", "y")]
+    stored = {"one_row": np.array([1, 3]), "W": normal(rng, 3 * len(names), UNITS)}
+    path = tmp_path / "m.onnx"
+    saved(path, nodes, {name: [None, 3] for name in names}, {"y": [1, UNITS]}, stored)
+    with pytest.raises(NotImported, match="15 dimensions of its inputs have no size"):
+        imported(path)
+    saved(path, nodes, {name: ["N", 3] for name in names}, {"y": [1, UNITS]}, stored)
+    assert imported(path).frames == tuple(names)
+
+
+def test_many_states_without_names_are_read(tmp_path, rng):
+    """Each row of a state is broadcast along those of the others."""
+    names = [f"h{i}" for i in range(10)]
+    nodes = [node("MatMul", "x W", "u")]
+    for i, name in enumerate(names):
+        z = [
+            node("MatMul", f"{name} R", f"r{i}"),
+            node("Add", f"{'u' if i == 0 else names[i - 1] + '_out'} r{i}", f"z{i}"),
+        ]
+        nodes += [*z, node("Tanh", f"z{i}", f"{name}_out")]
+    nodes.append(node("Identity", f"{names[-1]}_out", "y"))
+    inputs = {"x": [None, UNITS]} | {name: [None, UNITS] for name in names}
+    outputs = {"y": [None, UNITS]} | {f"{name}_out": [None, UNITS] for name in names}
+    stored = {"W": normal(rng, UNITS, UNITS), "R": normal(rng, UNITS, UNITS)}
+    states = {name: f"{name}_out" for name in names}
+    assert imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, stored), states=states).states == states

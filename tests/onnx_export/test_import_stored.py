@@ -1,5 +1,7 @@
 """`load` of norms without a mean, and of matrices that a file stores sparse or as integers with scales."""
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import pytest
@@ -232,18 +234,41 @@ def test_inputs_with_a_stored_value_that_may_be_states_are_named(shape, named, t
     assert bool(notes) == named
 
 
-def test_a_quotient_beside_eps_is_no_norm(tmp_path, rng):
-    """It is large at one variance alone, 0.01, between those that are tried."""
+def powers(x, count):
+    """x ** (2 ** count), as squares of squares, the last called `count`."""
+    names = [x, *(f"{x}{i}" for i in range(1, count + 1))]
+    return [node("Mul", f"{a} {a}", b) for a, b in pairwise(names)]
+
+
+# c u^4 / (1 + u^8) of u = 10,000 times the variance, or as much under a root: large between the sizes that are tried.
+RATIO = [node("Mul", "variance large", "u"), *powers("u", 3), node("Add", "u3 unit", "below")]
+BUMPS = {
+    "a quotient": [*RATIO, node("Div", "u2 below", "bump")],
+    "a quotient by a root": [*RATIO, node("Sqrt", "below", "rooted"), node("Div", "u2 rooted", "bump")],
+    "a quotient without powers": [node("Add", "variance small", "below"), node("Div", "small below", "bump")],
+}
+WHERE = {
+    "to eps": ("shifted", "variance", [node("Mul", "bump variance", "v2"), node("Add", "variance v2", "more")]),
+    "below the mean": ("shifted", "variance",
+                       [node("Mul", "squares bump", "s2"), node("ReduceMean", "s2", "v2", axes=[-1]),
+                        node("Add", "variance v2", "more")]),
+    "to the factor": ("s", "inverse", [node("Mul", "inverse bump", "i2"), node("Add", "inverse i2", "more")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bump", BUMPS)
+@pytest.mark.parametrize("where", WHERE)
+def test_a_quotient_beside_those_of_a_norm_is_none(where, bump, tmp_path, rng):
     nodes = tensorflow_norm("x", "w")
-    shifted = next(one for one in nodes if one.output[0] == "shifted")
-    at = nodes.index(shifted)
-    shifted.input[0] = "more"
-    products = ("Mul variance hundred u1", "Mul u1 u1 u2", "Mul u2 u2 u4", "Mul u4 u4 u8", "Mul u8 u8 u16")
-    nodes[at:at] = [node(op, f"{a} {b}", y) for op, a, b, y in (each.split() for each in products)]
-    nodes[at + 5 : at + 5] = [node("Add", "u16 unit", "below"), node("Div", "u8 below", "quotient"),
-                              node("Mul", "quotient small", "bump"), node("Add", "variance bump", "more")]  # fmt: skip
-    tensors = {"eps": np.float32(1e-12), "unit": np.float32(1), "hundred": np.float32(100), "small": np.float32(0.01)}
+    result, read, more = WHERE[where]
+    at = next(i for i, one in enumerate(nodes) if one.output[0] == result)
+    changed = nodes[at]
+    changed.input[list(changed.input).index(read)] = "more"
+    nodes[at:at] = [*BUMPS[bump], *more]
+    tensors = {"eps": np.float32(1e-12), "unit": np.float32(1), "large": np.float32(1e4), "small": np.float32(1e-3)}
     tensors |= {"gain": 1 + normal(rng, 8), "bias": normal(rng, 8), "other": normal(rng, 8), "K": normal(rng, 8, 2)}
-    path = saved(tmp_path / "m.onnx", [*nodes, node("MatMul", "w K", "y")], {"x": [1, 8]}, {"y": [1, 2]}, tensors)
+    read = {name for one in nodes for name in one.input} | {"K"}
+    stored = {name: value for name, value in tensors.items() if name in read}
+    path = saved(tmp_path / "m.onnx", [*nodes, node("MatMul", "w K", "y")], {"x": [1, 8]}, {"y": [1, 2]}, stored)
     with pytest.raises(NotImported, match="no layer computes reciprocal"):
         imported(path)
