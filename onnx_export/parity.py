@@ -32,7 +32,7 @@ from onnx_export.quantizer import Variation
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
 SAMPLES = 3  # of a sensitivity
-VISIBLE = 2.0**-14  # of the largest result: what a change of the weights counts in a recording; four times as an error
+VISIBLE = 2.0**-14  # of the largest value of an element: what a change of the weights counts in a recording
 ELEMENT_CALLS = 16  # from so many on no element's sensitivity is small by chance: in 48 samples
 BATCH = 3  # rows in the call that is compared with calls of one row each
 
@@ -207,15 +207,15 @@ class _Check:
             self._vary_weights(judged)
             self.measure.judge(judged, call.name, 0)
 
-    def _vary_weights(self, call: Call, most: float = np.inf) -> None:
-        """Raise the sensitivity of a call to that to a change of the weights, of which at most `most` counts.
+    def _vary_weights(self, call: Call, most: float | None = None) -> None:
+        """Raise the sensitivity of a call to that to a change of the weights, of which at most `most` counts if given.
 
-        That is relative to the largest result: weights that cancel, as K and -K, would allow any error.
+        That is relative to the largest value of each element: weights that cancel, as K and -K, would allow any error.
         """
         for varied in self._varied:
             moved = varied.call(call.x, call.states)
-            for name, exact in call.results["float64"].items():
-                limit = most * np.max(np.abs(exact), initial=1.0)
+            for name, exact in call.results["float64"].items() if most else ():
+                limit = most * np.fmax(np.abs(exact), self.elements.exact.get(name, 0.0))
                 moved[name] = exact + np.clip(moved[name] - exact, -limit, limit)
             _enlarge(call.sensitivity, moved, call.results["float64"])
 

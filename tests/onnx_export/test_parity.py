@@ -70,16 +70,19 @@ def test_bound_covers_a_norm_of_sums_that_a_common_bias_rounds(rng, scale):
     assert not onnx_export.check_parity(model, exported).ok
 
 
+@pytest.mark.parametrize("size", [[1] * 8, [1e-2] * 8, [1e5] + [1] * 7, [1] * 7 + [1e5]])
 @pytest.mark.parametrize("large", [2.0**14, 2.0**17, 2.0**20])
-def test_weights_that_cancel_hide_no_error(rng, large):
+def test_weights_that_cancel_hide_no_error(rng, large, size):
     """K x - K x is exactly 0; a change of K and -K each by itself is none that float32 has."""
     weight, k = (rng.standard_normal((8, 8)) / 3).astype(np.float32), np.full(8, large, np.float32)
-    model = cnorm.Model([cnorm.Linear(weight), cnorm.Activation("tanh")])
+    sizes = np.float32(size)
+    model = cnorm.Model([cnorm.Linear(weight), cnorm.Activation("tanh"), cnorm.Scale(sizes)])
     exported = onnx_export.export(model)
     (name,) = [value.name for value in exported.graph.output]
     last = next(node for node in exported.graph.node if name in node.output)
     last.output[0] = "right"
-    constants = {"more": np.full(8, 1.001, np.float32), "k": k, "minus": -k}
+    more = np.where(sizes < 1e5, np.float32(1.001), np.float32(1))
+    constants = {"more": more, "k": k, "minus": -k}
     exported.graph.initializer.extend(onnx.numpy_helper.from_array(a, key) for key, a in constants.items())
     for op, inputs, output in (
         ("Mul", ["right", "more"], "wrong"),
