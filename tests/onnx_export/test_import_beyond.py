@@ -142,6 +142,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.exhaustive(one_in=3)
 def test_what_one_number_does_not_show_is_refused(kind, tmp_path, rng):
     nodes, reason = WRONG[kind]
     path = written(tmp_path / "m.onnx", rng, nodes())

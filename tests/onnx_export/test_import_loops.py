@@ -144,6 +144,7 @@ def test_a_loop_that_is_no_cell_is_refused(case, tmp_path, rng):
         imported(path)
 
 
+@pytest.mark.exhaustive
 def test_a_loop_over_an_open_number_of_frames_is_refused(tmp_path, rng):
     with pytest.raises(ValueError, match=r"m\.onnx: it is not a list of layers"):
         imported(window(tmp_path / "m.onnx", rng, "GRU", frames="T"))

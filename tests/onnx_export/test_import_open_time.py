@@ -378,6 +378,7 @@ LIKE_DELAYS = {
 
 
 @pytest.mark.parametrize("case", LIKE_DELAYS)
+@pytest.mark.exhaustive(one_in=3)
 def test_what_is_like_a_delay_is_refused(case, torch, tmp_path):
     module = layers_of(torch, LIKE_DELAYS[case])
     module.pad = torch.nn.functional.pad

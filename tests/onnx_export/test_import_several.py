@@ -148,6 +148,7 @@ NAMES = [(["N", "T", 3], ["M", "S", 3]), ([None, None, 3], [None, None, 3]), (["
 
 @pytest.mark.parametrize("nodes", [FLIP, MEAN, ROLL], ids=["flip", "mean", "roll"])
 @pytest.mark.parametrize(("a", "b"), [*NAMES, ([1, "T", 3], [1, "S", 3])])
+@pytest.mark.exhaustive(one_in=3)
 def test_frames_are_mixed_whatever_their_numbers_are_called(a, b, nodes, tmp_path, rng):
     """Rows have a name of their own beside them, and an input may be broadcast along another's alone."""
     tensors = {name: np.array([value]) for name, value in {"one": 1, "two": 2, "zero": 0, "minus": -1}.items()}
@@ -168,6 +169,7 @@ def test_frames_beside_rows_of_other_names_are_read(a, b, tmp_path, rng):
     assert found.frames == ("a", "b")
 
 
+@pytest.mark.exhaustive
 def test_frames_of_many_inputs_without_names_are_mixed(tmp_path, rng):
     names = "abcdefgh"
     nodes = [node("Concat", " ".join(names), "v0", axis=2), *MEAN[1:], node("MatMul", "v W", "y")]

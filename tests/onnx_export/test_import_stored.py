@@ -48,6 +48,7 @@ def tensorflow_norm(x, y, factor="s"):
 
 
 @pytest.mark.parametrize("frames", [1, "T"])
+@pytest.mark.exhaustive(one_in=2)
 def test_a_norm_whose_factor_is_distributed(frames, tmp_path, rng):
     nodes = [node("GRU", "x W R", "Y", hidden_size=UNITS), node("Squeeze", "Y axis", "z"), *tensorflow_norm("z", "w")]
     tensors = {"W": normal(rng, 1, 3 * UNITS, 4), "R": normal(rng, 1, 3 * UNITS, UNITS), "axis": np.array([1])}

@@ -88,6 +88,7 @@ def written(path, rng, nodes, more, inputs=None, outputs=None):
 
 
 @pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.exhaustive(one_in=3)
 def test_frames_that_are_mixed_outside_a_cell_are_refused(kind, tmp_path, rng):
     nodes, more = MIXED[kind]()
     path = written(tmp_path / "m.onnx", rng, nodes, more)

@@ -37,6 +37,7 @@ def test_every_public_file_is_here():
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.exhaustive(one_in=4)
 def test_steps_are_as_near_to_float64_as_those_of_onnxruntime(name):
     """The root mean square of the largest error of y in each step."""
     path = MODELS / name

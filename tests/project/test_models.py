@@ -96,6 +96,7 @@ def test_a_policy_in_its_loop(example, tmp_path, capsys):
     assert out.stat().st_size > 1000
 
 
+@pytest.mark.exhaustive
 def test_noise_is_suppressed(example, tmp_path, capsys):
     """White noise without speech becomes at least 10 dB quieter; the WAV file and the picture are written."""
     weights("dtln_2.onnx")

@@ -37,6 +37,7 @@ def test_times_of_messages_and_engines(document):
     assert all(r["microseconds"] > 0 for r in document["alone"])
 
 
+@pytest.mark.exhaustive
 def test_tables_and_picture(document):
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=200)
     measure_serving.serving_tables(console, document)
