@@ -226,7 +226,7 @@ def written(path, rng, nodes, inputs, outputs):
     return saved(path, nodes, inputs, outputs, {name: value for name, value in weights.items() if name in read}, 18)
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_no_stream_of_its_layers_is_refused(kind, tmp_path, rng):
     path = written(tmp_path / "m.onnx", rng, *WRONG[kind]())

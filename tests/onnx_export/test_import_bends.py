@@ -110,7 +110,7 @@ def written(path, rng, nodes):
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=6)
 def test_cells_that_differ_where_no_random_probe_is_are_refused(kind, tmp_path, rng):
     with pytest.raises(ValueError, match=REASON):
         imported(written(tmp_path / "m.onnx", rng, OTHERS[kind]))

@@ -39,6 +39,7 @@ def attention(path, rng, *, value=0.0, pads=(0, 2), positions=POSITIONS, channel
     return saved(path, nodes, {"x": frame}, {"y": frame}, tensors)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("pads", [(0, 2), (2, 0), (1, 1)], ids=str)
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_a_cell_over_groups_of_positions_of_which_the_last_is_filled(value, pads, tmp_path, rng):

@@ -128,7 +128,7 @@ LIKE = {
 
 @pytest.mark.parametrize("what", ["alone", "in a cell", "in a cell, its last state"])
 @pytest.mark.parametrize("case", LIKE)
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=8)
 def test_what_is_like_a_delay_is_refused(case, what, tmp_path, rng):
     nodes, weights = LIKE[case]()
     out = ("b", "T", None)

@@ -101,6 +101,7 @@ def robot(path, rng, kept=11):
     return saved(path, nodes, inputs, {"scaled": [2], "action": [2], "after": [44 - kept]}, tensors)
 
 
+@pytest.mark.exhaustive
 def test_a_refusal_names_inputs_that_are_frames(tmp_path, rng):
     """Three inputs have the size of the action, so it is not guessed which of them it gives back; here none."""
     path, out = robot(tmp_path / "robot.onnx", rng), str(tmp_path / "o.cnorm")

@@ -49,6 +49,7 @@ def random_model(rng):
     return cnorm.Model(layers)
 
 
+@pytest.mark.exhaustive
 def test_random_models(tmp_path):
     loaded, refused = 0, []
     for seed in range(MODELS):
@@ -70,6 +71,7 @@ def test_random_models(tmp_path):
     assert loaded >= WANTED, "\n".join(refused)
 
 
+@pytest.mark.exhaustive(one_in=4)
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
 @pytest.mark.parametrize("depth", [60, 400])
 def test_nested_sums_and_products_take_bounded_time(operator, depth, tmp_path, rng):

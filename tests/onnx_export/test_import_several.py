@@ -234,6 +234,7 @@ def test_a_mask_of_other_names_is_read(b, tmp_path, rng):
     assert found.frames == ("a", "b")
 
 
+@pytest.mark.exhaustive
 def test_more_open_dimensions_than_can_be_tried_are_refused(tmp_path, rng):
     """Each input has frames of its own, which a constant keeps from being followed."""
     names = [f"x{i}" for i in range(15)]

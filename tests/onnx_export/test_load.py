@@ -179,6 +179,7 @@ def with_factor(graph):
     graph.node.append(onnx.helper.make_node("Mul", ["before", "three"], ["y"]))
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("change", [with_epsilon, with_function, with_factor])
 def test_an_export_whose_graph_was_changed_is_refused(rng, tmp_path, change):
     exported = onnx_export.export(cnorm.Model([random_lstm(rng, 5, 7), random_linear(rng, 7, 3)]))

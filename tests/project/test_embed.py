@@ -183,6 +183,7 @@ def test_fetch_content(environment, data, tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 @needs("cmake")
 @needs("pkg-config")
 def test_pkg_config(environment, prefix, data, tmp_path):

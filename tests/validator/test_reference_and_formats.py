@@ -94,7 +94,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.exhaustive(one_in=8)
+@pytest.mark.exhaustive(one_in=16)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_changes_are_found_by_comparison_with_the_original(fault, original, tmp_path):
     model = onnx.load(original)
@@ -166,7 +166,7 @@ def test_outputs_of_a_framework_are_compared(original, tmp_path):
     assert invoke(*given, tmp_path / "other.npz").exit_code == 2
 
 
-@pytest.mark.exhaustive(one_in=2)
+@pytest.mark.exhaustive(one_in=5)
 @pytest.mark.parametrize("name", [name for name in archive.read("transformers") if "torchscript" in name])
 def test_outputs_may_differ_by_rounding_and_by_no_more(name, tmp_path):
     """The float64 evaluation passes; with one bias changed by a thousandth of the largest output it does not."""
