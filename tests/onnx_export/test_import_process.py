@@ -178,6 +178,7 @@ def test_every_argument_that_a_message_names_is_an_option():
         assert f"`{name}`" not in "\n".join(line for line in text.splitlines() if "NotImported(" in line)
 
 
+@pytest.mark.exhaustive
 def test_data_files_of_other_names_are_read_if_that_is_allowed(path, tmp_path, rng):
     model = onnx.load(path)
     for name, needs in (("m.onnx.data", False), ("m.data", False), ("weights.bin", True)):

@@ -181,6 +181,7 @@ def test_frames_of_many_inputs_without_names_are_mixed(tmp_path, rng):
         imported(path)
 
 
+@pytest.mark.exhaustive(one_in=3)
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_frames_that_run_together_alone_are_refused(count, state, tmp_path, rng):

@@ -222,6 +222,7 @@ COUNTED = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("kind", COUNTED)
 def test_what_the_number_of_frames_decides_is_refused(kind, tmp_path, rng):
     """No run of a length that a stored integer suggests differs."""

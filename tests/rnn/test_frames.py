@@ -616,6 +616,7 @@ def test_tiny_states_and_inputs_have_the_bits_of_a_tape(key, reverse, isa, rng):
         assert cnorm.Model([layer]).run(x[:, 0]).tobytes() == run(tape_of([layer], 12, 1), x).tobytes()
 
 
+@pytest.mark.exhaustive
 def test_two_cells_are_saved_rounded_exported_and_learn(tmp_path, rng):
     cell, other = (one_cell(rng, AT_POSITIONS[i]) for i in (0, 0))
     layer = cnorm.OverPositions(cell, positions=5, both=other, name="scanned")

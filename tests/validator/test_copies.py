@@ -71,6 +71,7 @@ def test_a_simplified_copy_keeps_the_norms_or_says_that_it_may_not(exporter):
             assert norms(simplified) == norms(parse(data, Limits())), name
 
 
+@pytest.mark.exhaustive(one_in=12)
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_what_is_repaired_is_like_its_original(exporter, tmp_path):
     original, repaired = tmp_path / "original.onnx", tmp_path / "repaired.onnx"

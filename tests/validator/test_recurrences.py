@@ -51,7 +51,7 @@ def warned(report):
 UNNAMED = [("LSTM", ["", "h"]), ("LSTM", ["", "", "c"]), ("GRU", ["", "h"]), ("RNN", ["", "h"])]
 
 
-@pytest.mark.exhaustive(one_in=4)
+@pytest.mark.exhaustive(one_in=8)
 @pytest.mark.parametrize(("kind", "outputs"), UNNAMED)
 def test_a_node_without_a_name_for_y_is_judged(kind, outputs, tmp_path):
     sound = validate(sequence(tmp_path / "m.onnx", kind, outputs))
@@ -225,7 +225,7 @@ def looped(path, stored):
 FORMS = {"one step, its state an input": one_step, f"{STEPS} steps written out": written_out, "in a Loop": looped}
 
 
-@pytest.mark.exhaustive(one_in=3)
+@pytest.mark.exhaustive(one_in=6)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_recurrence_without_an_operator_is_seen_and_proved_by_its_outputs_alone(form, tmp_path):
     path = FORMS[form](tmp_path / "m.onnx", step_weights())

@@ -198,6 +198,7 @@ def folder(tmp_path):
     return inner.parent
 
 
+@pytest.mark.exhaustive
 def test_a_folder_validates_all_models_and_returns_the_worst_exit_code(folder):
     result = invoke(folder, "--workers", 2)
     assert result.exit_code == 1
