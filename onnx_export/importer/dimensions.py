@@ -106,7 +106,8 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
         fields["faults"] += _too_far(limits, reach, most, remedy)
     if not fields["time_axes"]:
-        fields |= _fixed_steps(model, shapes, trace)
+        fixed = _fixed_steps(model, shapes, trace)
+        fields |= fixed | {"mixed": [*fields["mixed"], *fixed.get("mixed", [])]}
     return fields
 
 
@@ -293,5 +294,5 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
                 uneven = [] if faults or shifts or trace.faults else _uneven(found, {name: axis}, results)
                 along = _axes(found, results, carried=shifts is not None)
                 given = {"time_axes": {name: axis}, "output_axes": along, "mixed": mixed, "fixed": True}
-                return given | {"shifts": shifts, "faults": uneven}
+                return given | {"shifts": shifts, "uneven": uneven}
     return {}

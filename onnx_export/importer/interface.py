@@ -65,6 +65,8 @@ class Inputs:
         where: the caches of a file may carry them from call to call, which the proof decides.
     faults : list of str
         What else is wrong with the frames.
+    uneven : list of str
+        Why not every one of a fixed number of steps is computed by the same rule.
     fixed : bool
         Whether a call takes a fixed number of steps.
     shifts : Shifts or None
@@ -83,6 +85,7 @@ class Inputs:
     lengths: list[int] = field(default_factory=list)
     mixed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    uneven: list[str] = field(default_factory=list)
     fixed: bool = False
     shifts: Shifts | None = None
 
@@ -121,7 +124,7 @@ class Plan:
         mixed = [] if self.states else [fault for _, faults in self.inputs.mixed for fault in faults]
         if self.inputs.shifts and self.inputs.shifts.fault and self.chain.faults:
             mixed = [*mixed, self.inputs.shifts.fault]
-        return [*self.trace.faults, *mixed, *self.inputs.faults, *self.chain.faults]
+        return [*self.trace.faults, *mixed, *self.inputs.faults, *self.inputs.uneven, *self.chain.faults]
 
 
 def plan(
@@ -203,7 +206,8 @@ def _one_frame(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) 
     values = _over(model, inputs)
     if not all(shape_of(value, dims, 0, None)[inputs.time_axes[value.name]] for value in values):
         return None
-    given = {"time_axes": {}, "output_axes": {}, "mixed": [], "faults": []}
+    mixed = [each for each in inputs.mixed if each[0] != inputs.time_axes]
+    given = {"time_axes": {}, "output_axes": {}, "mixed": mixed, "uneven": []}
     shapes = {value.name: shape_of(value, dims, 1, None) for value in values}
     return replace(inputs, shapes=inputs.shapes | shapes, steps=1, **given)
 
@@ -325,7 +329,7 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     furthest = max(plans, key=lambda found: (bool(found.chain.layers), found.chain.depth), default=None)
     mixed = [fault for _, faults in inputs.mixed for fault in faults]
     more = mixed if trace.faults else []
-    found = [*furthest.faults, *more] if furthest else [*trace.faults, *mixed, *inputs.faults]
+    found = [*furthest.faults, *more] if furthest else [*trace.faults, *mixed, *inputs.faults, *inputs.uneven]
     faults = together([*written, *found])
     faults = faults or [unpaired(trace, inputs)]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []

@@ -237,6 +237,30 @@ def test_a_cell_over_positions_that_begins_with_no_zeros_is_refused(tmp_path, rn
         imported(over_positions(tmp_path / "m.onnx", rng, start=0.5))
 
 
+DELAYED = (node("Pad", "x front", "p"), node("Conv", "p K", "v", dilations=[3, 1]))
+FEW = (
+    node("Shape", "x", "s"), node("Gather", "s two", "n"), node("Less", "n many", "few"),
+    node("Where", "few half whole", "f"), node("Mul", "x f", "v"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "why"), [(DELAYED, "depends on several frames"), (FEW, "from the number of frames")])
+def test_what_mixes_frames_before_a_cell_over_positions_is_refused(nodes, why, tmp_path, rng):
+    """The fixed number of steps, of positions, hides nothing of the open number of frames."""
+    cell = [node("Squeeze", "v zero", "q"), node("Transpose", "q", "t", perm=[2, 1, 0]),
+            node("GRU", "t W R", "all", hidden_size=UNITS), node("Squeeze", "all one", "r"),
+            node("Transpose", "r", "y", perm=[1, 2, 0])]  # fmt: skip
+    tensors = {"W": normal(rng, 1, 3 * UNITS, CHANNELS), "R": normal(rng, 1, 3 * UNITS, UNITS)}
+    tensors |= {"K": normal(rng, CHANNELS, CHANNELS, 2, 1), "front": [0, 0, 3, 0, 0, 0, 0, 0], "zero": [0], "one": [1]}
+    tensors |= {"two": np.array(2), "many": np.array(50_000), "half": np.float32(0.5), "whole": np.float32(1)}
+    read = {name for each in [*nodes, *cell] for name in each.input}
+    stored = {name: value for name, value in tensors.items() if name in read}
+    ends = {"x": [1, CHANNELS, "T", POSITIONS]}, {"y": ["T", UNITS, POSITIONS]}
+    path = saved(tmp_path / "m.onnx", [*nodes, *cell], *ends, stored)
+    with pytest.raises(ValueError, match=why):
+        imported(path)
+
+
 def per_position(path, rng, kind="GRU", turned=False, rows=POSITIONS):
     """One step of a cell with a state for each position; `turned`: given back from the last to the first."""
     states = ["h", "c"][: 1 + (kind == "LSTM")]

@@ -269,7 +269,7 @@ def test_rows_beside_a_fixed_number_of_steps_are_rows_in_either_direction(mean, 
     nodes += [node("Transpose", "Y", "y", perm=[0, 2, 1, 3])]
     path = saved(tmp_path / "m.onnx", nodes, {"x": [7, "N", 3]}, {"y": [7, "N", 2, 5]}, tensors)
     if mean:
-        with pytest.raises(ValueError, match=r"in row 0 of \d+ in one call"):
+        with pytest.raises(ValueError, match="ReduceMean 'm': its result depends on several frames"):
             imported(path)
         return
     found = imported(path)
