@@ -318,7 +318,8 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs, written: list[str]) -
     possible = [found for found in plans if not found.faults]
     best = max(map(_rank, possible), default=None)
     good = [found for found in possible if _rank(found) == best]
-    good += [found for found in possible if any(_likeness(found) > _likeness(one) for one in good)]
+    least = min(map(_likeness, good), default=0.0)
+    good += [found for found in possible if found not in good and _likeness(found) > least]
     if good and all(_elements(found) == _elements(good[0]) or _holds(found, good[0]) for found in good):
         return max(good, key=_likeness)  # readings of the same elements are one
     if good:
