@@ -7,8 +7,8 @@ and `shifts.py` what a stream can carry, `repeated.py` follows loops, `windows.p
 `cells.py` (by `affine.py`, `normed_rows.py`, `cell_parts.py`, `cell_probes.py`, `bends.py` and the float64 values of
 `values.py`) find what is written out, `chain.py` finds the steps and `joining.py` makes layers of them, `interface.py`
 finds which inputs are states (`given.py` those that are neither), `heads.py` what can be left out at the end,
-`proof.py` compares with the file. All this happens in a child process (`worker.py`), so this module imports neither
-onnx nor onnxruntime. `command.py` is `cnorm import`.
+`proof.py` compares with runs of the file (`file_run.py`). All this happens in a child process (`worker.py`), so this
+module imports neither onnx nor onnxruntime. `command.py` is `cnorm import`.
 """
 
 from __future__ import annotations
