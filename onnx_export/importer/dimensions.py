@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice
+from operator import ne
 from typing import Any
 
 from onnx_export.errors import NotImported
@@ -16,9 +17,13 @@ from onnx_export.importer.frames import MAX_REACH, Reach
 from onnx_export.importer.shifts import Shifts
 from onnx_export.importer.trace import Trace
 
-__all__ = ["choices", "frames_of", "open_dimensions", "open_negative", "shape_of"]
+__all__ = ["MANY", "choices", "frames_of", "open_dimensions", "open_negative", "shape_of"]
 
-MAX_JOINED = 16  # choices of dimensions that may be one with another that are followed; the proof tries the others
+MAX_JOINED, MOST_JOINED = 64, 256  # choices of dimensions that are followed as one; the proof tries the others
+MANY = (
+    "{} dimensions of its inputs have no size, and too many choices of them may be the frames: give dims={{...}} of "
+    "those that have one, or one name to those that are one"
+)
 LEAST_FRAMES, MOST_FRAMES = 5, 64  # of a trace that shows which frames an element depends on, at any cost
 UNLIKE = "a loop's steps are not all the same, or do not begin with zeros"
 MAX_TOGETHER = 2 * MAX_REACH  # of all nodes: a delay is a Pad and a Slice
@@ -64,22 +69,42 @@ def _label(value, axis: int) -> str:
 def frames_of(model, varying, constants, dims) -> dict:
     """Where the frames are, as fields of `Inputs`: an open dimension with several elements, or the steps of a cell."""
     shapes = {name: shape_of(value, dims, 1, None) for name, value in varying.items()}
-    trace = _of_one(model, shapes, constants)
-    limits = thresholds(model, trace)
-    follow, reach = partial(_reach, model, shapes, constants), max(limits, default=0)
-    fields: dict = {"time_axes": {}, "open_axes": [], "unfollowed": [], "output_axes": {}, "mixed": [], "faults": []}
-    fields["lengths"] = sorted({2, 3, *(k for n in sorted(limits)[-8:] for k in (n, n + 1) if k > 3), reach + 20})
+    found = _Found(model, shapes, constants)
     labels = open_dimensions(varying, dims)
-    for label, axes in (_joined(labels, follow) if len(labels) > 1 and not trace.faults else labels).items():
+    for label, axes in (found.joined(labels) if len(labels) > 1 and not found.trace.faults else labels).items():
+        found.add(axes, f"; if {label!r} has one size, dims={{{label!r}: SIZE}}{REMEDY}", label)
+    found.add_together()
+    fields = found.fields
+    if not fields["time_axes"]:
+        fixed = _fixed_steps(model, shapes, found.trace)
+        fields |= fixed | {"mixed": [*fields["mixed"], *fixed.get("mixed", [])]}
+    return fields
+
+
+class _Found:
+    """What several elements of dimensions show, as fields of `Inputs`."""
+
+    def __init__(self, model, shapes, constants) -> None:
+        self.model, self.trace = model, _of_one(model, shapes, constants)
+        self.limits = thresholds(model, self.trace)
+        self.follow, self.reach = partial(_reach, model, shapes, constants), max(self.limits, default=0)
+        self.fields: dict = {"time_axes": {}, "output_axes": {}}
+        self.fields |= {key: [] for key in ("open_axes", "unfollowed", "mixed", "faults")}
+        counts = {2, 3, *(k for n in sorted(self.limits)[-8:] for k in (n, n + 1) if k > 3), self.reach + 20}
+        self.fields["lengths"] = sorted(counts)
+
+    def add(self, axes: dict[str, int], remedy: str, label: str) -> bool:
+        """Follow one dimension; False if that can't be done."""
+        model, trace, follow, fields = self.model, self.trace, self.follow, self.fields
         most = together(model, trace, found.trace) if (found := follow(axes, [LEAST_FRAMES])) else 0
-        found = _reaching_back(follow, axes, max(reach, min(most, MAX_REACH)))
+        found = _reaching_back(follow, axes, max(self.reach, min(most, MAX_REACH)))
         if trace.faults and (found is None or found.trace.faults) and (rate := _rate(model, follow, axes, label)):
             fields["mixed"].append((axes, rate))
-            continue
+            return False
         if found is None:
             fields["unfollowed"].append((axes, [f"{label!r}: more than one element of it can't be followed"]))
-            continue
-        shifts, remedy = None, f"; if {label!r} has one size, dims={{{label!r}: SIZE}}{REMEDY}"
+            return False
+        shifts = None
         if not (found.trace.faults or found.trace.repeated or fields["time_axes"]):
             found, shifts = _shifts(model, follow, axes, found, most)
         results = _outputs(model, found)
@@ -104,11 +129,97 @@ def frames_of(model, varying, constants, dims) -> dict:
             fields["faults"] += [fault + remedy for fault in _counted(model, follow, axes, found)]
         if found.moves and found.trace.faults and not trace.faults:
             fields["faults"] += [f"with several frames: {fault}" for fault in found.trace.faults]
-        fields["faults"] += _too_far(limits, reach, most, remedy)
-    if not fields["time_axes"]:
-        fixed = _fixed_steps(model, shapes, trace)
-        fields |= fixed | {"mixed": [*fields["mixed"], *fixed.get("mixed", [])]}
-    return fields
+        fields["faults"] += _too_far(self.limits, self.reach, most, remedy)
+        return not found.trace.faults
+
+    def add_together(self) -> None:
+        """Follow dimensions of different inputs as one: each broadcast along the others may be mixed with them.
+
+        Where all outputs that grow along one axis are right and others grow along two, the elements are no frames.
+        """
+        alone = dict(enumerate(self.fields["open_axes"])) if not self.trace.faults else {}
+        fits = {key: {other for other in alone if alone[key].keys().isdisjoint(alone[other])} for key in alone}
+        right: list[frozenset] = []
+        tried: set[frozenset] = set()
+        parts: list[frozenset] = []
+
+        def is_new(part: frozenset) -> bool:
+            return len(part) > 1 and part not in tried and not any(part <= each for each in right)
+
+        while part := next(filter(is_new, chain(parts, _maximal(fits, frozenset(), set(fits), set()))), None):
+            tried.add(part)
+            if len(tried) > MOST_JOINED:
+                raise NotImported(MANY.format(len(alone)))
+            axes = {name: axis for key in sorted(part) for name, axis in alone[key].items()}
+            names = " and ".join(repr(f"{name}:{axis}") for name, axis in axes.items())
+            if is_grid := self._is_grid(axes):
+                pairs = [pair for pair in combinations(part, 2) if self._is_grid(alone[pair[0]] | alone[pair[1]])]
+                for a, b in pairs:
+                    fits[a].discard(b)
+                    fits[b].discard(a)
+            elif self.add(axes, f"; if {names} have one size, dims={{...}}{REMEDY}", names):
+                right.append(part)
+            if part not in right and not (is_grid and pairs):
+                parts += [part - {key} for key in part]
+
+    def _is_grid(self, axes: dict[str, int]) -> bool:
+        """Whether outputs grow along two axes with some elements, and those that do not are of one of them each."""
+        found = self.follow(axes, [LEAST_FRAMES])
+        if found is None or found.trace.faults:
+            return False
+        grown = {False: [], True: []}
+        for name, value in _outputs(self.model, found).items():
+            one = self.trace.values.get(name)
+            if isinstance(value, Elements) and isinstance(one, Elements) and len(value.shape) == len(one.shape):
+                grown[sum(map(ne, value.shape, one.shape)) > 1].append(value.numbers.ravel())
+        return bool(grown[True]) and all((found.first[each] >= found.last[each]).all() for each in grown[False])
+
+    def joined(self, labels: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Open dimensions, as one where several elements of one alone can't be followed, but of them together can."""
+        joined = {label: axes for label, axes in labels.items() if _is_followed(self.follow, axes)}
+        waiting, tries = [label for label in labels if label not in joined], iter(range(MOST_JOINED))
+        while waiting:
+            first, *others = waiting
+            parts = islice(choices({label: labels[label] for label in others}, beside=labels[first]), MAX_JOINED)
+            parts = ([first, *part] for part, _ in zip(parts, tries, strict=False))
+            one = next((part for part in parts if _is_one(part, labels, self.follow)), [first])
+            joined[first] = {name: axis for label in one for name, axis in labels[label].items()}
+            waiting = [label for label in waiting if label not in one]
+        return {label: joined[label] for label in labels if label in joined}
+
+
+def _maximal(fits: Mapping[Any, set], part: frozenset, more: set, done: set) -> Iterator[frozenset]:
+    """The largest groups of which all fit each other: of those that contain `part`, some of `more`, and none of `done`.
+
+    Bron and Kerbosch, Algorithm 457, Communications of the ACM 16 (1973), with a pivot.
+    """
+    if not more and not done:
+        yield part
+    pivot = max(sorted(more | done), key=lambda key: len(more & fits[key]), default=None)
+    for key in sorted(more - fits.get(pivot, set())):
+        yield from _maximal(fits, part | {key}, more & fits[key], done & fits[key])
+        more, done = more - {key}, done | {key}
+
+
+def choices(dimensions: Mapping[Any, Mapping[str, int]], beside: Collection[str] = ()) -> Iterator[tuple]:
+    """The keys of dimensions that may be one: at most one of each input, none of `beside`; most first, never none."""
+    keys = [key for key, axes in dimensions.items() if axes.keys().isdisjoint(beside)]
+    inputs = len({name for key in keys for name in dimensions[key]})
+    for count in range(min(inputs, len(keys)), 0, -1):
+        yield from _chosen(dimensions, keys, count, frozenset())
+
+
+def _chosen(dimensions, keys: list, count: int, used: frozenset[str]) -> Iterator[tuple]:
+    """`count` of some keys whose dimensions have no input in common, and none of `used`."""
+    if count == 0:
+        yield ()
+    for at, key in enumerate(keys):
+        if count > 0 and used.isdisjoint(dimensions[key]):
+            taken = used.union(dimensions[key])
+            rest = [other for other in keys[at + 1 :] if taken.isdisjoint(dimensions[other])]
+            if len(rest) >= count - 1 and len({name for each in rest for name in dimensions[each]}) >= count - 1:
+                for more in _chosen(dimensions, rest, count - 1, taken):
+                    yield key, *more
 
 
 def _of_one(model, shapes, constants) -> Trace:
@@ -120,33 +231,6 @@ def _of_one(model, shapes, constants) -> Trace:
     if trace.size > LARGE and any(fault.endswith(LASTING) for fault in trace.faults):
         raise NotImported("it is not a list of layers that cnorm has:", grouped(trace.faults))  # whatever else there is
     return trace
-
-
-def _joined(labels: dict[str, dict[str, int]], follow: Callable) -> dict[str, dict[str, int]]:
-    """Open dimensions, as one where several elements of one alone can't be followed, but of them together can."""
-    alone = [label for label, axes in labels.items() if _is_followed(follow, axes)]
-    joined = {label: labels[label] for label in alone}
-    waiting = [label for label in labels if label not in joined]
-    while waiting:
-        first, *others = waiting
-        parts = ([first, *part] for part in choices({label: labels[label] for label in others}, beside=labels[first]))
-        together = next((part for part in islice(parts, MAX_JOINED) if _is_one(part, labels, follow)), [first])
-        joined[first] = {name: axis for label in together for name, axis in labels[label].items()}
-        waiting = [label for label in waiting if label not in together]
-    return {label: joined[label] for label in labels if label in joined}
-
-
-def choices(dimensions: Mapping[Any, Mapping[str, int]], beside: Collection[str] = ()) -> Iterator[tuple]:
-    """The keys of dimensions that may be one: at most one of each input, none of `beside`; most first, never none."""
-    groups: dict[str, list] = {}
-    for key, axes in dimensions.items():
-        if axes.keys().isdisjoint(beside):
-            groups.setdefault(next(iter(axes)), []).append(key)
-    for count in range(len(groups), 0, -1):
-        for group in combinations(groups.values(), count):
-            for part in product(*group):
-                if len({name for key in part for name in dimensions[key]}) == sum(len(dimensions[key]) for key in part):
-                    yield part
 
 
 def _is_one(part: list[str], labels: dict[str, dict[str, int]], follow: Callable) -> bool:

@@ -40,10 +40,11 @@ class FileRun:
         """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""
         return self.run_rows(x[None], {}, calls)[0]
 
-    def run_rows(self, xs: np.ndarray, axes, calls: int = 1) -> np.ndarray:
+    def run_rows(self, xs: np.ndarray, axes, calls: int = 1, *, alternate: bool = False) -> np.ndarray:
         """The outputs [rows, steps, outputs] of rows in the same calls, which lie along some axes of the inputs.
 
-        `calls` is the number of calls that a file over a time axis takes the steps in.
+        `calls` is the number of calls that a file over a time axis takes the steps in; `alternate` says that the rows
+        of each step are behind one another in an output, not the steps of each row.
         """
         calls = calls if self._found.time_axis is not None else xs.shape[1]
         states = _joined([self.zeros(self._found.states)] * len(xs), axes)
@@ -54,7 +55,8 @@ class FileRun:
             results = self._session.run(names, self.constants() | states | frames)
             own = len(self._found.outputs)
             states = dict(zip(states, results[own:], strict=True))
-            ys = [self._split(*pair, *x.shape[:2]) for pair in zip(self._found.outputs, results[:own], strict=True)]
+            pairs = zip(self._found.outputs, results[:own], strict=True)
+            ys = [self._split(*pair, *x.shape[:2], alternate) for pair in pairs]
             parts.append(np.concatenate(ys, axis=2))
         return parts[-1] if parts[-1].shape[1] < x.shape[1] else np.concatenate(parts, axis=1)
 
@@ -74,6 +76,11 @@ class FileRun:
         """The axes along which each result grows with two elements along some axes; None if the file refuses them."""
         one, two = self.shapes(axes, 1), self.shapes(axes, 2)
         return two and {name: [axis for axis, n in enumerate(two[name]) if n != one[name][axis]] for name in two}
+
+    def is_flat(self, axes) -> bool:
+        """Whether an output has steps and rows, which lie along some axes of the inputs, along one axis."""
+        grown, steps = self.grown(axes) or {}, self._found.inputs.output_axes
+        return any(steps.get(name) in each for name, each in grown.items())
 
     def zeros(self, names) -> dict[str, np.ndarray]:
         """Arrays for some inputs, at one step of one row."""
@@ -103,7 +110,7 @@ class FileRun:
             start = stop
         return feeds
 
-    def _split(self, name: str, y: np.ndarray, rows: int, steps: int) -> np.ndarray:
+    def _split(self, name: str, y: np.ndarray, rows: int, steps: int, alternate: bool) -> np.ndarray:
         """An output of a call as [rows, steps, elements], or [rows, 1, elements] if it is of the last step only."""
         if rows == 1:
             return self._rows(name, y, steps)[None]
@@ -113,7 +120,10 @@ class FileRun:
         along = [i for i, (size, n) in enumerate(zip(y.shape, one, strict=True)) if size != n]
         if len(along) != 1 or y.shape[along[0]] != rows * one[along[0]]:
             raise NotImported(f"{rows} rows at once give the output {name!r} the shape {list(y.shape)}, one has {one}")
-        return np.stack([self._rows(name, each, steps) for each in np.split(y, rows, along[0])])
+        each = np.split(y, rows, along[0])
+        if alternate and along[0] == axis:
+            each = [y.take(range(row, y.shape[axis], rows), axis) for row in range(rows)]
+        return np.stack([self._rows(name, row, steps) for row in each])
 
     def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
         """An output of one row as [steps, elements], or [1, elements] if it is of the last step only."""

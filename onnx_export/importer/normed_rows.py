@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 
@@ -15,6 +16,7 @@ __all__ = ["Normed", "normed"]
 MAX_PARTS = 400  # of blocks that are walked
 PROBES = 12
 SCALES = 10.0 ** -np.arange(-4, 9)
+SHIFTS = 10.0 ** np.arange(1, 6)  # means of probes of deviation 1: float64 computes their variance to 1e-5
 LARGE = 1e5  # deviation of the probes that make eps invisible
 DEEP = 40  # operators behind one another from the elements to the row
 EACH, STATISTICS, SAME = {"add", "subtract"}, {"mean", "sum"}, {"scale", "shift"}
@@ -40,7 +42,8 @@ class Normed:
 def normed(trace, numbers: np.ndarray, weight: np.ndarray) -> Normed | None:
     """weight [n, terms] times some elements [terms] as a norm of one row; None if it is none."""
     for row in _sources(trace, numbers):
-        if len(row) > 1 and _Terms(trace, row).are_a_norms(numbers) and (one := _fitted(trace, numbers, weight, row)):
+        terms = _Terms(trace, row)
+        if len(row) > 1 and terms.are_a_norms(numbers) and (one := _fitted(trace, numbers, weight, row, terms.seed)):
             return one
     return None
 
@@ -48,17 +51,21 @@ def normed(trace, numbers: np.ndarray, weight: np.ndarray) -> Normed | None:
 class _Terms:
     """Of which terms elements are sums: products of powers of a row, its means and sums, and 1 / sqrt(quadratic ones).
 
-    A norm's are of degree 1 with at most one such quotient. These bend once with the size of the row and have no
-    narrow parts, so a few probes show them everywhere; a quotient of other polynomials may be large at one size alone.
+    A norm's are of degree 1 with at most one such quotient, all by the same root. These bend once with the size of the
+    row and have no narrow parts, so a few probes show them everywhere; a quotient of other polynomials may be large at
+    one size alone, and so may a sum of quotients by several roots.
+
+    `seed` follows from the constants of the terms: whoever writes a file does not know the probes before.
     """
 
     def __init__(self, trace, row: np.ndarray) -> None:
-        self.trace, self.row = trace, row
+        self.trace, self.row, self.seed = trace, row, 1
+        self._roots: set[bytes] = set()
         self._known: dict[tuple[int, bytes], tuple[int, int]] = {}
 
     def are_a_norms(self, numbers: np.ndarray) -> bool:
         try:
-            return _is_within(self.of(numbers, DEEP), (1, 1))
+            return _is_within(self.of(numbers, DEEP), (1, 1)) and len(self._roots) < 2
         except Unknown:
             return False
 
@@ -81,6 +88,8 @@ class _Terms:
             yield block, at, [operand[rows].ravel() for operand in block.operands]
 
     def _of_block(self, block: Block, operands: list[np.ndarray], depth: int) -> tuple[int, int]:
+        for value in block.constants.values():
+            self.seed = crc32(value.tobytes(), self.seed) if isinstance(value, np.ndarray) else self.seed
         if block.op == "constant":
             return 0, 0
         if depth < 0 or not operands:
@@ -97,6 +106,7 @@ class _Terms:
         if block.op == "square":
             return 2 * terms[0][0], 2 * terms[0][1]
         if block.op == "norm" and terms[0] == (1, 0):
+            self._roots.add(np.unique(operands[0]).tobytes())
             return 1, 1
         raise Unknown(block.op)
 
@@ -107,6 +117,8 @@ class _Terms:
                 self._check_root(operands[0], depth - 1)
             elif block.op != "root" or not _is_within(self.of(operands[0], depth), (2, 0)):
                 raise Unknown(block.op)
+            else:
+                self._roots.update(number.tobytes() for number in np.unique(operands[0]))
 
 
 def _largest(terms: list[tuple[int, int]]) -> tuple[int, int]:
@@ -139,13 +151,14 @@ def _sources(trace, numbers) -> list[np.ndarray]:
     return list(rows.values())
 
 
-def _fitted(trace, numbers, weight, row) -> Normed | None:
-    rng = np.random.default_rng(1)
+def _fitted(trace, numbers, weight, row, seed: int) -> Normed | None:
+    rng = np.random.default_rng(seed)
     if len(np.unique(row)) < len(row):
         return None
     probes = rng.standard_normal((PROBES, len(row)))
     probes += rng.standard_normal((PROBES, 1))
-    all_rows = np.concatenate([probes * LARGE, *(probes[:2] * scale for scale in SCALES)])
+    shifted = probes[:1] + SHIFTS[:, None]
+    all_rows = np.concatenate([probes * LARGE, shifted, *(probes[:2] * scale for scale in SCALES)])
     try:
         y = evaluate(trace, numbers, [(row, all_rows)]) @ weight.T
     except Unknown:
@@ -155,7 +168,7 @@ def _fitted(trace, numbers, weight, row) -> Normed | None:
     d = probes - probes.mean(-1, keepdims=True)
     deviation = np.sqrt((d * d).mean(-1, keepdims=True))
     z = d / deviation
-    large, small = y[:PROBES], y[PROBES:].reshape(len(SCALES), 2, -1)
+    large, small = y[:PROBES], y[PROBES + len(SHIFTS) :].reshape(len(SCALES), 2, -1)
     a, b = large - large.mean(0), z - z.mean(0)
     if not (spread := np.linalg.norm(a, axis=0)).all():
         return None

@@ -18,7 +18,7 @@ from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
 from onnx_export.graph.branches import without_branches
-from onnx_export.importer.dimensions import choices
+from onnx_export.importer.dimensions import MANY, choices
 from onnx_export.importer.file_run import FileRun
 from onnx_export.importer.interface import Plan
 from onnx_export.nodes import subgraphs
@@ -263,10 +263,14 @@ def _check_rows(model, onnx_model: onnx.ModelProto, found: Plan, axes) -> None:
     lengths = [length for length in found.inputs.lengths if length <= MOST_ROWS]
     rows, steps = lengths[-1], (file.steps or 4) if found.time_axis is not None else 4
     xs = _random(model, np.random.default_rng(1), rows, steps)
+    orders = [False, True] if file.is_flat(axes) else [False]
     try:
-        theirs = file.run_rows(xs, axes)
+        found_rows = [file.run_rows(xs, axes, alternate=alternate) for alternate in orders]
     except CannotRun:
         return  # the file refuses several rows, so it computes nothing else
+    theirs = found_rows[0]
+    if len(orders) > 1:
+        theirs = next((each for each in found_rows if model.check(xs[0], each[0]).ok), theirs)
     for row in sorted({0, 1, rows - 1, *(n + k for n in lengths for k in (-1, 0, 1) if n + k < rows)}):
         _compare(model, xs[row], theirs[row], f"in row {row} of {rows} in one call")
 
@@ -291,12 +295,6 @@ def _along(onnx_model: onnx.ModelProto, found: Plan, axes) -> Plan:
     return replace(found, inputs=replace(found.inputs, time_axes=own, output_axes=along))
 
 
-def _is_row(file: FileRun, axes) -> bool:
-    """Whether the file takes several elements along some axes as rows of outputs, of which none grows along two."""
-    grown = file.grown(axes)
-    return grown is not None and all(len(each) < 2 for each in grown.values())
-
-
 def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
     """Compare calls with several elements of open dimensions with the layers: each must be a frame by itself."""
     stateless, whole = not found.chain.cells and found.time_axis is None, []
@@ -309,44 +307,34 @@ def _check_open(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
         along = _along(onnx_model, found, axes)
         _check_run(model, onnx_model, along)
         for rows in whole:
-            _check_rows(model, onnx_model, along, rows)
+            if all(rows[name] != axis for name, axis in axes.items()):
+                _check_rows(model, onnx_model, along, rows)
         whole.append(axes)
     for axes, faults in found.inputs.mixed:  # caches carry them, or else several frames in a call are no steps
+        if found.frames[0] in axes and not axes.keys() >= set(found.frames):
+            raise NotImported("frames are mixed, which are not of all inputs that are x:", faults)
         try:
             _check_run(model, onnx_model, _along(onnx_model, found, axes))
         except NotImported as error:
             raise NotImported(f"frames are mixed: {error}", [*faults, *error.reasons]) from None
-    _check_together(model, onnx_model, found, stateless)
+    _check_unread(onnx_model, found)
 
 
-def _check_together(model, onnx_model: onnx.ModelProto, found: Plan, stateless: bool) -> None:
-    """Compare calls with as many elements of several open dimensions, of different inputs, with the layers.
-
-    Each that is broadcast along the others alone may be mixed with them, and what can't be followed alone may be a
-    frame beside others. Where an output grows along two axes, the elements are no frames.
-    """
-    file, frames = FileRun(onnx_model, found), set(found.frames)
-    dimensions = [(axes, []) for axes in found.inputs.open_axes] + found.inputs.unfollowed
-    among = dict(enumerate(axes for axes, _ in dimensions))
-    parts = list(islice(choices(among), MOST_CHOICES + 1))
-    joined = [{name: axis for each in part for name, axis in among[each].items()} for part in parts]
-    faults = [[fault for each in part for fault in dimensions[each][1]] for part in parts]
-    unread = [(axes, why) for axes, why in zip(joined, faults, strict=True) if why]
-    if len(parts) > MOST_CHOICES or len(unread) > MOST_RUNS:
-        raise NotImported(
-            f"{len(dimensions)} dimensions of its inputs have no size, and too many choices of them may be the frames: "
-            "give dims={...} of those that have one, or one name to those that are one"
-        )
+def _check_unread(onnx_model: onnx.ModelProto, found: Plan) -> None:
+    """Refuse a file that takes several elements of a dimension that can't be followed, alone or beside others."""
+    dimensions = dict(enumerate(axes for axes, _ in found.inputs.unfollowed))
+    why = dict(enumerate(faults for _, faults in found.inputs.unfollowed))
+    dimensions |= enumerate(found.inputs.open_axes, len(dimensions))
+    parts = list(islice(choices(dimensions), MOST_CHOICES + 1)) if why else []
+    cut = len(parts) > MOST_CHOICES
+    parts = [part for part in parts if why.keys() & set(part)]
+    if cut or len(parts) > MOST_RUNS:
+        raise NotImported(MANY.format(len(dimensions)))
     sizes = [size for size in sorted({*WIDER, *found.inputs.lengths}) if size <= MOST_ROWS]
-    sizes = sizes[: MOST_RUNS // max(1, len(unread))]
-    for axes, why in unread:
-        if size := next((size for size in sizes if file.shapes(axes, size)), 0):
-            raise NotImported(f"the file also takes {size} elements of a dimension, where it can't be read:", why)
-    compared: list[dict[str, int]] = []
-    for axes in (axes for part, axes in zip(parts, joined, strict=True) if len(part) > 1 and axes.keys() >= frames):
-        if not any(axes.items() <= more.items() for more in compared) and _is_row(file, axes):  # most inputs first
-            compared.append(axes)
-            if stateless and axes.keys() == frames:
-                _check_run(model, onnx_model, _along(onnx_model, found, axes))
-            else:
-                _check_rows(model, onnx_model, found, axes)
+    file = FileRun(onnx_model, found)
+    for part in parts:
+        axes = {name: axis for each in part for name, axis in dimensions[each].items()}
+        for size in sizes[: MOST_RUNS // len(parts)]:
+            if file.shapes(axes, size):
+                text = f"the file also takes {size} elements of a dimension, where it can't be read:"
+                raise NotImported(text, [fault for each in part for fault in why.get(each, [])])

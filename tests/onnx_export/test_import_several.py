@@ -210,8 +210,53 @@ def test_frames_along_any_axis_of_three_inputs_are_compared(tmp_path, rng):
     tensors |= {"most": np.array([2**62]), "W": normal(rng, 3, UNITS)}
     inputs = {name: [None, None, None, 3] for name in "abc"}
     path = saved(tmp_path / "m.onnx", nodes, inputs, {"y": [None, None, None, UNITS]}, tensors)
-    with pytest.raises(NotImported, match="over 2 steps in one call the layers do not compute"):
+    with pytest.raises(NotImported, match=r"several frames|another frame"):
         imported(path)
+
+
+TURNED = (node("Shape", "a", "s"), node("Slice", "s one two", "t"),
+          node("Shape", "b", "s2"), node("Slice", "s2 one two", "t2"))  # fmt: skip
+AGAIN = (node("Slice", "b k most one", "last"), node("Slice", "b zero k one", "rest"),
+         node("Concat", "last rest", "turned", axis=1))  # fmt: skip
+LATE = {
+    "by frames of both, divided": [
+        *TURNED, node("Sub", "t one", "ta"), node("Sub", "t2 one", "tb"), node("Mul", "ta tb", "p"),
+        node("Div", "p hundred", "q"), node("Div", "q hundred", "k"), *AGAIN, node("Add", "a turned", "v"),
+    ],
+    "below a maximum": [*TURNED[:2], node("Sub", "t one", "k"), *AGAIN, node("Max", "turned fifty", "m"),
+                        node("Add", "a m", "v")],
+    "beside pairs": [*TURNED[:2], node("Sub", "t one", "k"), *AGAIN, node("Add", "a turned", "v"),
+                     node("MatMul", "a A", "a1"), node("MatMul", "b A", "b1"),
+                     node("Transpose", "b1", "bt", perm=[0, 2, 1]), node("Add", "a1 bt", "z")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [[], ["c"]])
+@pytest.mark.parametrize("case", LATE)
+def test_frames_of_inputs_that_are_broadcast_are_followed_together(case, more, tmp_path, rng):
+    """Each alone is right, and together wrong where no run shows it; c [1, 1, 3] has one frame for all of them."""
+    nodes = [*LATE[case], *([node("Add", "v c", "w")] if more else [node("Identity", "v", "w")])]
+    nodes.append(node("MatMul", "w W", "y"))
+    tensors = {"one": [1], "two": [2], "zero": [0], "most": [2**62], "hundred": [100]}
+    tensors = {name: np.array(value) for name, value in tensors.items()} | {
+        "fifty": np.float32(50),
+        "A": normal(rng, 3, 1),
+    }
+    read = {name for each in nodes for name in each.input}
+    stored = {name: value for name, value in tensors.items() if name in read} | {"W": normal(rng, 3, UNITS)}
+    inputs = {"a": [1, "T", 3], "b": [1, "S", 3]} | {name: [1, 1, 3] for name in more}
+    outputs = {"y": [1, "T", UNITS]} | ({"z": [1, "T", "S"]} if case == "beside pairs" else {})
+    with pytest.raises(NotImported, match=r"several frames|another frame|from the number of"):
+        imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, stored))
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_rows_and_frames_along_one_axis_of_an_output_are_in_either_order(turned, tmp_path, rng):
+    nodes = [node("Transpose", "x", "t", perm=[1, 0, 2])] if turned else [node("Identity", "x", "t")]
+    nodes += [node("Reshape", "t flat", "f"), node("MatMul", "f W", "y")]
+    stored = {"flat": np.array([-1, 3]), "W": normal(rng, 3, UNITS)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": ["N", "T", 3]}, {"y": [None, UNITS]}, stored)
+    assert imported(path).model.output_size == UNITS
 
 
 def test_rows_that_are_mixed_with_frames_are_refused(tmp_path, rng):
@@ -252,7 +297,7 @@ def test_more_open_dimensions_than_can_be_tried_are_refused(tmp_path, rng):
 
 def test_many_states_without_names_are_read(tmp_path, rng):
     """Each row of a state is broadcast along those of the others."""
-    names = [f"h{i}" for i in range(10)]
+    names = [f"h{i}" for i in range(16)]
     nodes = [node("MatMul", "x W", "u")]
     for i, name in enumerate(names):
         z = [

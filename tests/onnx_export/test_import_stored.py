@@ -273,3 +273,42 @@ def test_a_quotient_beside_those_of_a_norm_is_none(where, bump, tmp_path, rng):
     path = saved(tmp_path / "m.onnx", [*nodes, node("MatMul", "w K", "y")], {"x": [1, 8]}, {"y": [1, 2]}, stored)
     with pytest.raises(NotImported, match="no layer computes reciprocal"):
         imported(path)
+
+
+VARIANTS = {
+    "the mean counts a little": [node("Mul", "mean mean", "m2"), node("Mul", "m2 tiny", "m3"),
+                                 node("Add", "shifted m3", "radicand")],
+    "an element counts a little": [node("Mul", "x x", "x2"), node("Mul", "x2 few", "x3"),
+                                   node("ReduceMean", "x3", "m3", axes=[-1]), node("Add", "shifted m3", "radicand")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_what_is_beside_the_variance_in_rows_with_a_mean_is_found(case, tmp_path, rng):
+    """1e-8 of the squared mean is 1 % of a variance of 1 at a mean of 1,000."""
+    nodes = tensorflow_norm("x", "y")
+    at = next(i for i, one in enumerate(nodes) if one.output[0] == "root")
+    nodes[at].input[0] = "radicand"
+    nodes[at:at] = VARIANTS[case]
+    tensors = {"eps": np.float32(1e-5), "tiny": np.float32(1e-8), "few": np.float32([1e-7, *[0] * 7])}
+    tensors |= {"gain": 1 + normal(rng, 8), "bias": normal(rng, 8), "other": normal(rng, 8)}
+    read = {name for one in nodes for name in one.input}
+    stored = {name: value for name, value in tensors.items() if name in read}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 8]}, {"y": [1, 8]}, stored)
+    with pytest.raises(NotImported, match="no layer computes reciprocal"):
+        imported(path)
+
+
+@pytest.mark.parametrize("second", [1e-3, 2.0])
+def test_quotients_by_two_roots_are_no_norm(second, tmp_path, rng):
+    """A sum of many may be a norm's at all sizes that are tried, and none between."""
+    nodes = tensorflow_norm("x", "y")
+    at = next(i for i, one in enumerate(nodes) if one.output[0] == "s")
+    nodes[at].input[0] = "both"
+    nodes[at:at] = [node("Add", "variance second", "v2"), node("Sqrt", "v2", "r2"), node("Reciprocal", "r2", "i2"),
+                    node("Mul", "i2 few", "i3"), node("Add", "inverse i3", "both")]  # fmt: skip
+    tensors = {"eps": np.float32(1e-3), "second": np.float32(second), "few": np.float32(1e-9)}
+    tensors |= {"gain": 1 + normal(rng, 8), "bias": normal(rng, 8), "other": normal(rng, 8)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 8]}, {"y": [1, 8]}, tensors)
+    with pytest.raises(NotImported, match="no layer computes reciprocal"):
+        imported(path)
