@@ -106,7 +106,7 @@ def counted(model: onnx.ModelProto, one: Reach, more: Reach) -> list[str]:
             for names in (node.input, node.output)
         )
         if node.op_type in (*CELLS, "Loop"):
-            pairs = [pair for pair in pairs if not _is_length(pair, one, more)]
+            pairs = [pair for pair in pairs if not (_is_length(pair, one, more) or _is_start(*pair))]
         changed, data = _changed(pairs), pairs[:1] if node.op_type in MOVING - {"Concat"} else pairs
         frames = any(isinstance(a, Elements) for a, _ in data)
         if _is_table(node, pairs) or (frames and any(not _repeats(a, b) for a, b in _changed(data))):
@@ -210,6 +210,11 @@ def _is_length(pair, one: Reach, more: Reach) -> bool:
         isinstance(value, np.ndarray) and bool((value == reach.length).all())
         for value, reach in zip(pair, (one, more), strict=True)
     )
+
+
+def _is_start(a, b) -> bool:
+    """Whether both are the same elements for each frame, as the zeros from which rows of a batch begin."""
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.shape != b.shape and _repeats(a, b)
 
 
 def _changed(pairs) -> list[tuple[np.ndarray, np.ndarray]]:

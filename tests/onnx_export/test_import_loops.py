@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from graphs import imported, node, normal, saved
 from onnx import TensorProto, helper, numpy_helper
@@ -142,6 +143,25 @@ def test_a_loop_that_is_no_cell_is_refused(case, tmp_path, rng):
     path = window(tmp_path / "m.onnx", rng, "LSTM", **given)
     with pytest.raises(ValueError, match=reason):
         imported(path)
+
+
+def test_a_loop_whose_states_begin_as_zeros_of_each_row_is_read(tmp_path, rng):
+    """Keras makes the zeros of an open batch from its size."""
+    file = onnx.load(window(tmp_path / "m.onnx", rng, "LSTM"))
+    graph, states = file.graph, [tensor for tensor in file.graph.initializer if tensor.name[2:] in ("h0", "c0")]
+    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    nodes = [node("Shape", "x", "sizes"), node("Slice", "sizes at0 at1", "rows")]
+    for tensor in states:
+        nodes += [node("Concat", f"rows {tensor.name}units", f"{tensor.name}shape", axis=0),
+                  node("ConstantOfShape", f"{tensor.name}shape", tensor.name)]  # fmt: skip
+        graph.initializer.append(numpy_helper.from_array(np.array(tensor.dims[1:]), f"{tensor.name}units"))
+        graph.initializer.remove(tensor)
+    graph.initializer.extend(numpy_helper.from_array(np.array([i]), f"at{i}") for i in (0, 1))
+    whole = [*nodes, *graph.node]
+    del graph.node[:]
+    graph.node.extend(whole)
+    onnx.save(file, tmp_path / "n.onnx")
+    assert imported(tmp_path / "n.onnx").window == STEPS
 
 
 @pytest.mark.exhaustive
