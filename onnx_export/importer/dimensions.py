@@ -9,6 +9,8 @@ from itertools import chain, combinations, islice
 from operator import ne
 from typing import Any
 
+import numpy as np
+
 from onnx_export.errors import NotImported
 from onnx_export.errors import together as grouped
 from onnx_export.importer.counting import counted, thresholds, together
@@ -135,7 +137,7 @@ class _Found:
     def add_together(self) -> None:
         """Follow dimensions of different inputs as one: each broadcast along the others may be mixed with them.
 
-        Where all outputs that grow along one axis are right and others grow along two, the elements are no frames.
+        Where outputs grow along two axes, as of rows of one beside frames of another, the elements are no frames.
         """
         alone = dict(enumerate(self.fields["open_axes"])) if not self.trace.faults else {}
         fits = {key: {other for other in alone if alone[key].keys().isdisjoint(alone[other])} for key in alone}
@@ -163,16 +165,17 @@ class _Found:
                 parts += [part - {key} for key in part]
 
     def _is_grid(self, axes: dict[str, int]) -> bool:
-        """Whether outputs grow along two axes with some elements, and those that do not are of one of them each."""
+        """Whether outputs grow along two axes with some elements, and of the others each is its frames in order."""
         found = self.follow(axes, [LEAST_FRAMES])
         if found is None or found.trace.faults:
             return False
-        grown = {False: [], True: []}
-        for name, value in _outputs(self.model, found).items():
-            one = self.trace.values.get(name)
-            if isinstance(value, Elements) and isinstance(one, Elements) and len(value.shape) == len(one.shape):
-                grown[sum(map(ne, value.shape, one.shape)) > 1].append(value.numbers.ravel())
-        return bool(grown[True]) and all((found.first[each] >= found.last[each]).all() for each in grown[False])
+        values = _outputs(self.model, found)
+        grids = [name for name in values if self._grows_twice(name, values[name])]
+        return bool(grids) and all(_is_in_order(found, value) for name, value in values.items() if name not in grids)
+
+    def _grows_twice(self, name: str, value) -> bool:
+        one, more = np.shape(self.trace.values.get(name)), np.shape(value)
+        return len(one) == len(more) and sum(map(ne, one, more)) > 1
 
     def joined(self, labels: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """Open dimensions, as one where several elements of one alone can't be followed, but of them together can."""
@@ -186,6 +189,14 @@ class _Found:
             joined[first] = {name: axis for label in one for name, axis in labels[label].items()}
             waiting = [label for label in waiting if label not in one]
         return {label: joined[label] for label in labels if label in joined}
+
+
+def _is_in_order(found: Reach, value) -> bool:
+    """Whether each element of an output reads no frame, or that of its place alone."""
+    if not isinstance(value, Elements):
+        return True
+    first, last = found.first[value.numbers], found.last[value.numbers]
+    return bool((last < 0).all() or ((first >= last).all() and found.axis(value) is not None))
 
 
 def _maximal(fits: Mapping[Any, set], part: frozenset, more: set, done: set) -> Iterator[frozenset]:
@@ -204,22 +215,23 @@ def _maximal(fits: Mapping[Any, set], part: frozenset, more: set, done: set) -> 
 def choices(dimensions: Mapping[Any, Mapping[str, int]], beside: Collection[str] = ()) -> Iterator[tuple]:
     """The keys of dimensions that may be one: at most one of each input, none of `beside`; most first, never none."""
     keys = [key for key, axes in dimensions.items() if axes.keys().isdisjoint(beside)]
-    inputs = len({name for key in keys for name in dimensions[key]})
-    for count in range(min(inputs, len(keys)), 0, -1):
-        yield from _chosen(dimensions, keys, count, frozenset())
+    for count in range(_inputs(dimensions, keys), 0, -1):
+        yield from _chosen(dimensions, keys, count)
 
 
-def _chosen(dimensions, keys: list, count: int, used: frozenset[str]) -> Iterator[tuple]:
-    """`count` of some keys whose dimensions have no input in common, and none of `used`."""
+def _chosen(dimensions, keys: list, count: int) -> Iterator[tuple]:
+    """`count` of some keys whose dimensions have no input in common."""
     if count == 0:
         yield ()
+        return
     for at, key in enumerate(keys):
-        if count > 0 and used.isdisjoint(dimensions[key]):
-            taken = used.union(dimensions[key])
-            rest = [other for other in keys[at + 1 :] if taken.isdisjoint(dimensions[other])]
-            if len(rest) >= count - 1 and len({name for each in rest for name in dimensions[each]}) >= count - 1:
-                for more in _chosen(dimensions, rest, count - 1, taken):
-                    yield key, *more
+        rest = [other for other in keys[at + 1 :] if dimensions[key].keys().isdisjoint(dimensions[other])]
+        if _inputs(dimensions, rest) >= count - 1:
+            yield from ((key, *more) for more in _chosen(dimensions, rest, count - 1))
+
+
+def _inputs(dimensions, keys: list) -> int:
+    return len({name for key in keys for name in dimensions[key]})
 
 
 def _of_one(model, shapes, constants) -> Trace:
