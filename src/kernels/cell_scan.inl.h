@@ -1,18 +1,19 @@
-/* A plain_cell of at most SCAN_UNITS units scanned over the positions of a frame from 0, or two in opposite directions
- * side by side: (1), (2) and (4) of cell.inl.h without leaving this function, with the units of all cells in lanes. A
- * step waits for the one before, so what counts is the chain from h to h: a product, then a sigmoid and a tanh.
+/* Plain_cells of at most SCAN_UNITS units scanned over the positions of a frame from 0, up to SCANS side by side: (1),
+ * (2) and (4) of cell.inl.h without leaving this function, with the units of all cells in lanes. A step waits for the
+ * one before, so what counts is the chain from h to h: a product, then a sigmoid and a tanh.
  *
  * Each cell has `room` lanes, a power of two. Lanes without a unit have weights and biases of 0: their state is 0. */
 
 enum { SCAN_HALVES = 4, SCAN_VECTORS = SCAN_HALVES / 2 }; /* the most vectors of float64, and of float, of all lanes */
 
 typedef struct scan_lanes {
-    const cnorm_scan_pair *pair;
-    ptrdiff_t room, units, width;       /* units: of the larger cell; width: lanes of whole vectors */
+    const cnorm_frame_scan *scans;
+    int count;
+    ptrdiff_t positions, room, units, width;       /* units: of the larger cell; width: lanes of whole vectors */
     const float *weights_x, *weights_h; /* [inputs, gates, width], [units, gates, width] */
     const float *bias, *bias_n;         /* [gates, width], [width] */
     float *state;                       /* [2, width]: h, and c of an LSTM */
-    i32v other[SCAN_VECTORS];           /* lanes of the second cell */
+    i32v cell[SCAN_VECTORS];            /* of each lane, by number */
     i32v first;                         /* of each lane of a vector: the first lane of its cell there */
 } scan_lanes;
 
@@ -23,21 +24,30 @@ INLINE void scan_column(int gates, int vectors, const float *weights, const f32v
     EACH(i, sums) z[i] = fma_f32(load_f32(weights + i * VL_F32), x[i % vectors], z[i]);
 }
 
-/* (1): zx of step t, of which the second cell takes the position from the other end */
+/* the position of a step */
+INLINE ptrdiff_t scan_position(const scan_lanes *is, const cnorm_frame_scan *scan, ptrdiff_t t)
+{
+    return scan->backwards ? is->positions - 1 - t : t;
+}
+
+/* (1): zx of step t */
 INLINE void scan_inputs(const scan_lanes *is, int gates, int vectors, ptrdiff_t t, f32v *zx)
 {
-    const cnorm_scan_pair *pair = is->pair;
-    const ptrdiff_t positions = pair->positions, inputs = pair->cell[0]->weight_x.cols, row = gates * is->width;
-    const ptrdiff_t back = positions - 1 - t;
-    const float *one = pair->x + (pair->backwards ? back : t), *other = pair->x + (pair->backwards ? t : back);
-    const float *weights = is->weights_x;
+    const ptrdiff_t inputs = is->scans->cell->weight_x.cols, row = gates * is->width;
+    const float *weights = is->weights_x, *at[SCANS];
     const int sums = gates * vectors;
+    EACH(s, SCANS) {
+        const cnorm_frame_scan *scan = is->scans + (s < is->count ? s : 0);
+        at[s] = scan->x + scan_position(is, scan, t);
+    }
     EACH(i, sums) zx[i] = splat_f32(0);
     for (ptrdiff_t k = 0; k < inputs;) {
         const ptrdiff_t end = inputs - k < BLOCK ? inputs : k + BLOCK;
         f32v block[LSTM_GATES * SCAN_VECTORS] = {{0}}, x[SCAN_VECTORS];
-        for (; k < end; ++k, one += positions, other += positions, weights += row) {
-            EACH(v, vectors) x[v] = select_f32(is->other[v], splat_f32(*other), splat_f32(*one));
+        for (; k < end; ++k, weights += row) {
+            const ptrdiff_t next = k * is->positions;
+            const f32v each = {at[0][next], at[1][next], at[2][next], at[3][next]};
+            EACH(v, vectors) x[v] = lanes_f32(each, is->cell[v]);
             scan_column(gates, vectors, weights, x, block);
         }
         EACH(i, sums) zx[i] += block[i];
@@ -80,7 +90,7 @@ INLINE void scan_gru(const scan_lanes *is, int vectors, int halves, const f32v *
         n[v] = zx[at] + load_f32(is->bias + at * VL_F32) + r[v] * inner;
     }
     activate_halves(2 * vectors, halves, of_n, n);
-    EACH(v, vectors) h[v] = gru_mix(is->pair->cell[0], z[v], n[v], h[v]);
+    EACH(v, vectors) h[v] = gru_mix(is->scans->cell, z[v], n[v], h[v]);
 }
 INLINE void scan_lstm(const scan_lanes *is, int vectors, int halves, const f32v *zx, const f32v *zh, f32v *h)
 {
@@ -103,14 +113,13 @@ INLINE void scan_lstm(const scan_lanes *is, int vectors, int halves, const f32v 
     EACH(v, vectors) h[v] = without_tiny(o[v] * h[v]);
 }
 
-/* the h of step t to y of both cells */
+/* the h of step t to y of all cells */
 INLINE void scan_outputs(const scan_lanes *is, ptrdiff_t t)
 {
-    const cnorm_scan_pair *pair = is->pair;
-    for (int s = 0; s < pair->cells; ++s) {
-        float *to = pair->y[s] + ((pair->backwards ^ s) ? pair->positions - 1 - t : t);
-        for (ptrdiff_t j = 0; j < pair->cell[s]->weight_x.units; ++j)
-            to[j * pair->positions] = is->state[s * is->room + j];
+    for (int s = 0; s < is->count; ++s) {
+        const cnorm_frame_scan *scan = is->scans + s;
+        float *to = scan->y + scan_position(is, scan, t);
+        for (ptrdiff_t j = 0; j < scan->cell->weight_x.units; ++j) to[j * is->positions] = is->state[s * is->room + j];
     }
 }
 
@@ -119,7 +128,7 @@ INLINE void scan_outputs(const scan_lanes *is, ptrdiff_t t)
 INLINE ptrdiff_t scan_steps(const scan_lanes *is, int lstm, int vectors, int halves)
 {
     const int gates = lstm ? LSTM_GATES : GRU_GATES, sums = gates * vectors;
-    const ptrdiff_t positions = is->pair->positions;
+    const ptrdiff_t positions = is->positions;
     f32v h[SCAN_VECTORS] = {{0}}, zx[LSTM_GATES * SCAN_VECTORS], zh[LSTM_GATES * SCAN_VECTORS];
     i32v small = {0}; /* in its signs */
     ptrdiff_t t = 0;
@@ -146,8 +155,8 @@ INLINE ptrdiff_t scan_steps(const scan_lanes *is, int lstm, int vectors, int hal
 /* the weights, biases and states of the cells in lanes, in scratch that is 0 */
 static void scan_weights(const scan_lanes *is, float *weights_x, float *weights_h, float *bias, float *bias_n)
 {
-    for (int s = 0; s < is->pair->cells; ++s) {
-        const cnorm_cell *cell = is->pair->cell[s];
+    for (int s = 0; s < is->count; ++s) {
+        const cnorm_cell *cell = is->scans[s].cell;
         const ptrdiff_t inputs = cell->weight_x.cols, units = cell->weight_x.units, lane = s * is->room;
         const size_t item = sizeof(f32x4);
         for (ptrdiff_t g = 0; g < cell->weight_x.gates; ++g) {
@@ -165,57 +174,55 @@ static void scan_weights(const scan_lanes *is, float *weights_x, float *weights_
     }
 }
 
-/* all cells of the pair, which fit into SCAN_HALVES vectors of float64; returns the positions that are done */
-static ptrdiff_t scan_together(const cnorm_scan_pair *pair, ptrdiff_t room, float *scratch)
+/* `count` scans of cells with at most `units` units and `room` lanes each, SCAN_HALVES vectors of float64 at most */
+static void scan_together(ptrdiff_t positions, int count, cnorm_frame_scan *scans, ptrdiff_t units, ptrdiff_t room,
+                          float *scratch)
 {
-    const cnorm_cell *a = pair->cell[0], *b = pair->cell[pair->cells - 1];
-    const ptrdiff_t lanes = room * pair->cells, width = lanes < VL_F32 ? VL_F32 : lanes;
-    const ptrdiff_t units = larger_units(a, b), gates = a->weight_x.gates, inputs = a->weight_x.cols;
+    const cnorm_cell *cell = scans->cell;
+    const ptrdiff_t lanes = room * (count > 2 ? SCANS : count), width = lanes < VL_F32 ? VL_F32 : lanes;
+    const ptrdiff_t gates = cell->weight_x.gates, inputs = cell->weight_x.cols;
     float *weights_h = scratch + inputs * gates * width, *bias = weights_h + units * gates * width;
     float *bias_n = bias + gates * width, *state = bias_n + width;
     memset(scratch, 0, (size_t)(state + 2 * width - scratch) * sizeof *scratch);
-    scan_lanes is = {pair, room, units, width, scratch, weights_h, bias, bias_n, state, {{0}}, {0}};
+    scan_lanes is = {scans, count, positions, room, units, width, scratch, weights_h, bias, bias_n, state, {{0}}, {0}};
     static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     i32v lanes_of;
     memcpy(&lanes_of, lane, sizeof lanes_of);
     is.first = room < VL_F32 ? lanes_of & (int32_t)-room : (i32v){0};
-    EACH(v, SCAN_VECTORS) is.other[v] = (i32v)(lanes_of + v * VL_F32 >= (i32v){0} + (int32_t)room);
+    EACH(v, SCAN_VECTORS)
+        for (int32_t s = 1; s < SCANS; ++s) is.cell[v] -= (i32v)(lanes_of + v * VL_F32 >= s * (int32_t)room);
     scan_weights(&is, scratch, weights_h, bias, bias_n);
-    const int lstm = a->kind == CNORM_CELL_LSTM;
+    const int lstm = cell->kind == CNORM_CELL_LSTM;
     ptrdiff_t done;
     if (lanes <= VL_F64) done = lstm ? scan_steps(&is, 1, 1, 1) : scan_steps(&is, 0, 1, 1);
     else if (lanes <= VL_F32) done = lstm ? scan_steps(&is, 1, 1, 2) : scan_steps(&is, 0, 1, 2);
     else done = lstm ? scan_steps(&is, 1, 2, 2) : scan_steps(&is, 0, 2, 2);
-    for (int s = 0; s < pair->cells && done < pair->positions; ++s)
-        for (int k = 0; k <= lstm; ++k)
+    for (int s = 0; s < count; ++s) {
+        scans[s].done = done;
+        for (int k = 0; k <= lstm && done < positions; ++k)
             for (ptrdiff_t j = 0; j < CNORM_GATE_PAD; ++j)
-                pair->state[s][k * CNORM_GATE_PAD + j] = j < room ? state[k * width + s * room + j] : 0;
-    return done;
+                scans[s].state[k * CNORM_GATE_PAD + j] = j < room ? state[k * width + s * room + j] : 0;
+    }
 }
 
 #ifdef EMULATED_FMA
-enum { SCANS_IN_LANES = 0 }; /* processors so old get the smaller kernels: 37 kB of text */
+enum { LANES_SCANNED = 0 }; /* processors so old get the smaller kernels: 37 kB of text */
 #else
-enum { SCANS_IN_LANES = 1 };
+enum { LANES_SCANNED = SCAN_HALVES * VL_F64 };
 #endif
 
-/* done[s]: the positions of cell s that are done; its state follows where these are not all */
-static void cell_scan(const cnorm_scan_pair *pair, float *scratch, ptrdiff_t done[2])
+/* as many cells together as there are lanes for; none where they are too few for one */
+static void cell_scan(ptrdiff_t positions, int count, cnorm_frame_scan *scans, float *scratch)
 {
-    const cnorm_cell *a = pair->cell[0], *b = pair->cell[pair->cells - 1];
-    const ptrdiff_t units = larger_units(a, b), room = units <= 4 ? 4 : units <= 8 ? 8 : SCAN_UNITS;
-    done[0] = done[1] = 0;
-    if (!SCANS_IN_LANES) return;
-    if (room * pair->cells <= SCAN_HALVES * VL_F64) done[0] = done[1] = scan_together(pair, room, scratch);
-    else if (room <= SCAN_HALVES * VL_F64)
-        for (int s = 0; s < pair->cells; ++s) {
-            const cnorm_scan_pair one = {1,
-                                         pair->backwards ^ s,
-                                         pair->positions,
-                                         pair->x,
-                                         {pair->cell[s], NULL},
-                                         {pair->y[s], NULL},
-                                         {pair->state[s], NULL}};
-            done[s] = scan_together(&one, room, scratch);
-        }
+    ptrdiff_t units = 0;
+    for (int s = 0; s < count; ++s) {
+        scans[s].done = 0;
+        if (scans[s].cell->weight_x.units > units) units = scans[s].cell->weight_x.units;
+    }
+    const ptrdiff_t room = units <= 4 ? 4 : units <= 8 ? 8 : SCAN_UNITS;
+    const int most = (int)(LANES_SCANNED / room);
+    for (int s = 0, n; most > 0 && s < count; s += n) {
+        n = count - s < most ? count - s : most;
+        scan_together(positions, n, scans + s, units, room, scratch);
+    }
 }

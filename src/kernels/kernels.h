@@ -144,24 +144,19 @@ typedef struct cnorm_frame_view {
     const ptrdiff_t *offset; /* [taps] */
 } cnorm_frame_view;
 
-/* A plain_cell of at most SCAN_UNITS units, or two with the same inputs and form in opposite directions, scanned over a
- * frame x [inputs, positions] that is not tiny. */
-enum { SCAN_UNITS = CNORM_GATE_PAD };
-typedef struct cnorm_scan_pair {
-    int cells, backwards; /* 1 or 2; whether the first begins at the last position */
-    ptrdiff_t positions;
-    const float *x;
-    const cnorm_cell *cell[2];
-    float *y[2];     /* [units, positions] */
-    float *state[2]; /* cell_state_floats: set where positions are left */
-} cnorm_scan_pair;
+/* A plain_cell of at most SCAN_UNITS units, scanned over a frame that is not tiny. At most SCANS are scanned together,
+ * of the same number of inputs and the same form. */
+enum { SCAN_UNITS = CNORM_GATE_PAD, SCANS = 4 };
+typedef struct cnorm_frame_scan {
+    const cnorm_cell *cell;
+    int backwards;  /* whether it begins at the last position */
+    const float *x; /* [inputs, positions] */
+    float *y;       /* [units, positions] */
+    float *state;   /* cell_state_floats: set where positions are left */
+    ptrdiff_t done; /* positions; set */
+} cnorm_frame_scan;
 
-static inline ptrdiff_t larger_units(const cnorm_cell *a, const cnorm_cell *b)
-{
-    return a->weight_x.units > b->weight_x.units ? a->weight_x.units : b->weight_x.units;
-}
-
-/* scratch of cell_scan for the cell and another one: weights, biases and states */
+/* scratch of cell_scan for the cell and others: weights, biases and states */
 static inline ptrdiff_t cell_scan_floats(const cnorm_cell *cell)
 {
     const cnorm_matrix *w = &cell->weight_x;
@@ -205,7 +200,7 @@ struct cnorm_outer;
  *     prelu             y [n] = x, or slope x where x < 0; y may be x
  *     frame_is_tiny     whether x [channels, positions] has a position that `products` would scale
  *     positions_step    a plain_cell at each position, of x and h that are not tiny
- *     cell_scan         done[s]: how many positions of cell s it did; its state follows where these are not all
+ *     cell_scan         up to SCANS cells; it may leave positions undone
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
  *                       CNORM_ALIGN; scratch is sized by the functions above */
 #define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);

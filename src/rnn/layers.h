@@ -11,6 +11,7 @@
 enum {
     LAYER_READS = CNORM_PARTS, /* inputs of earlier layers that a layer may read, besides its own input */
     LAYER_STATES = 2,          /* arrays of state */
+    LAYERS_BESIDE = SCANS - 1, /* layers that a run does besides its own */
     WIDEST = 1 << 28,          /* the largest option that is a size; also of a packed file's matrices and bytes */
 };
 
@@ -53,6 +54,13 @@ typedef struct layer_read {
     int kept;
 } layer_read;
 
+/* A layer that the run of an earlier one does, too, with the same number of rows. */
+typedef struct layer_beside {
+    const cnorm_layer *layer;
+    const_rows x;
+    float_rows y;
+} layer_beside;
+
 /* n rows of one layer. The state of row s begins `offset` floats into states[s], or into states[0], if the rows are
  * steps of one stream. */
 typedef struct layer_run {
@@ -61,8 +69,8 @@ typedef struct layer_run {
     ptrdiff_t n;
     const_rows x, read[LAYER_READS];
     float_rows y;
-    const cnorm_layer *beside; /* NULL, or a layer of the same x that this run does too, and its results */
-    float_rows y_beside;
+    int others; /* layers that this run does, too */
+    layer_beside beside[LAYERS_BESIDE];
     float *const *states;
     ptrdiff_t offset;
     int steps;

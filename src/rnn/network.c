@@ -75,16 +75,31 @@ static int is_view(const network_call *call, int index, const_rows *y)
     return 1;
 }
 
-/* Whether layer `index` also does the one behind the next, which reads the same x through a copy of it. */
-static int does_two(const network_call *call, int index)
+enum { AHEAD = 12 }; /* layers that are looked at for those that a run does, too */
+
+/* The layers behind the one of `run`, at `index`, which it also does: of its kind, with inputs that are there before it
+ * is run, because they are parts of earlier outputs. Returns a bit for each, 1 << 1 for layer index + 1. */
+static unsigned take_beside(const network_call *call, int index, const_rows x, layer_run *run)
 {
-    const cnorm_layer *layer = &call->layers[index], *copy = layer + 1, *other = layer + 2;
-    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
-    if (!ops->beside || index + 3 >= call->count || other->kind != layer->kind || !ops->beside(layer, other)) return 0;
-    const layer_ops *copies = cnorm_layer_ops_of(copy->kind);
-    if (!copies->origin || copies->reads == 0 || copies->origin(copy, 0).back != 1) return 0;
-    const layer_read from = copies->read(copy, 0);
-    return from.start == 0 && from.count == from.n && from.n == cnorm_layer_outputs(copy);
+    const layer_ops *ops = cnorm_layer_ops_of(run->layer->kind);
+    const_rows place[AHEAD] = {{0}}; /* of the outputs from layer `index` on; NULL if it is not there */
+    float *out = run->y.at;
+    unsigned taken = 0;
+    for (int k = 1; k < AHEAD && index + k + 1 < call->count && run->others < LAYERS_BESIDE; ++k) {
+        const cnorm_layer *layer = &call->layers[index + k];
+        const layer_ops *of = cnorm_layer_ops_of(layer->kind);
+        out += call->rows * padded_units(cnorm_layer_outputs(layer - 1));
+        if (layer->kind == run->layer->kind && place[k - 1].at && ops->beside(run->layer, layer)) {
+            const float_rows y = {out, padded_units(cnorm_layer_outputs(layer))};
+            run->beside[run->others++] = (layer_beside){layer, place[k - 1], y};
+            taken |= 1u << k;
+        }
+        const layer_read from = of->part ? of->part(layer) : (layer_read){0};
+        if (from.count == 0) continue;
+        place[k] = from.back < k ? place[k - from.back - 1] : earlier_input(call, index + k, from.back, x);
+        if (place[k].at) place[k].at += from.start;
+    }
+    return taken;
 }
 
 /* n <= rows rows through all layers */
@@ -97,7 +112,7 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
                      .states = call->states,
                      .steps = call->steps,
                      .scratch = call->layer_scratch};
-    int done = -1; /* by the layer two places before */
+    unsigned done = 0; /* by layers before: bit k is that of layer i + k */
     for (int i = 0; i < call->count; ++i) {
         const cnorm_layer *layer = &call->layers[i];
         const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
@@ -110,14 +125,11 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
             if (back == 0) break;
             one.read[k] = earlier_input(call, i, back, x);
         }
-        one.beside = NULL;
-        if (i != done && does_two(call, i)) {
-            const ptrdiff_t between = call->rows * (width + padded_units(cnorm_layer_outputs(layer + 1)));
-            const ptrdiff_t beside_width = padded_units(cnorm_layer_outputs(layer + 2));
-            one.beside = layer + 2, one.y_beside = (float_rows){out + between, beside_width}, done = i + 2;
-        }
+        one.others = 0;
+        if (ops->beside && !(done & 1) && !last) done |= take_beside(call, i, x, &one);
         const_rows place = {one.y.at, one.y.stride};
-        if (i != done && !is_view(call, i, &place)) ops->run(&one);
+        if (!(done & 1) && !is_view(call, i, &place)) ops->run(&one);
+        done >>= 1;
         if (ops->state) one.offset += cnorm_layer_state_floats(layer);
         if (!last) call->places[i] = place;
         one.x = place;

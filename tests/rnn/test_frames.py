@@ -598,6 +598,35 @@ def test_two_cells_scan_both_ways(key, units, other_key, others, isa, rng):
         assert layer.output_size == 33 * (units + others)
 
 
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize("units", [(4,) * 4, (4, 3, 2), (8, 5, 6, 7), (16, 3), (2, 4, 17, 3), (1,) * 6])
+def test_cells_scan_parts_of_a_frame_side_by_side(kind, units, isa, rng):
+    """A kernel takes up to four, with a frame each, which must be there before the first is scanned."""
+    parts = [cells.random_cell((kind, "torch"), rng, 8, n)[0] for n in units]
+    x = normal(rng, 5, len(units) * 8 * 33)
+    x[2] *= 2.0**-60
+    x[3, : 8 * 33] *= 2.0**-60
+    x[4, 8 * 33 : 16 * 33] *= 2.0**-60
+    layers, ways = [cnorm.Scale(np.ones(x.shape[1], np.float32), name="x")], []
+    for k, cell in enumerate(parts):
+        scan = cnorm.OverPositions(cell, positions=33, reverse=k % 3 == 1, name=f"part{k}")
+        start = k * 8 * 33
+        layers += [cnorm.Slice("x", start, start + 8 * 33), scan]
+        ways.append(cnorm.Model([scan]).run(x[:, start : start + 8 * 33]))
+    names = [f"part{k}" for k in range(len(units))]
+    whole = cnorm.Model([*layers, cnorm.Concat(names)])
+    expected = np.concatenate(ways, axis=1)
+    assert np.array_equal(whole.run(x), expected)
+    stream = whole.stream()
+    assert np.array_equal([stream.step(frame) for frame in x], expected)
+    chain = cnorm.OverPositions(parts[0], positions=33, name="first")
+    if units[0] == 8:  # a scan of another one's result waits for it
+        again = cnorm.Model([chain, cnorm.Slice("first", 0, 264), cnorm.OverPositions(parts[0], positions=33),
+                             cnorm.Add("first")])  # fmt: skip
+        once = cnorm.Model([chain]).run(x[:, :264])
+        assert np.array_equal(again.run(x[:, :264]), cnorm.Model([chain]).run(once) + once)
+
+
 @pytest.mark.parametrize("key", [("GRU", "torch"), ("LSTM", "torch")])
 @pytest.mark.parametrize("reverse", [None, False, True])
 def test_tiny_states_and_inputs_have_the_bits_of_a_tape(key, reverse, isa, rng):

@@ -119,11 +119,11 @@ static int scans_in_lanes(const cnorm_positions *is)
     return scans(is) && plain_cell(&is->cell) && is->cell.weight_x.units <= SCAN_UNITS;
 }
 
-/* whether cell_scan takes two layers side by side */
+/* whether cell_scan takes the layers side by side */
 static int positions_beside(const cnorm_layer *layer, const cnorm_layer *other)
 {
     const cnorm_positions *a = &layer->as.positions, *b = &other->as.positions;
-    if (!scans_in_lanes(a) || !scans_in_lanes(b) || a->scan == b->scan) return 0;
+    if (!scans_in_lanes(a) || !scans_in_lanes(b)) return 0;
     if (a->positions != b->positions || a->cell.weight_x.cols != b->cell.weight_x.cols) return 0;
     return a->cell.kind == b->cell.kind && !a->cell.keep == !b->cell.keep;
 }
@@ -166,78 +166,74 @@ static void run_cell(const layer_run *call, const cnorm_layer *cell, ptrdiff_t f
     }
 }
 
-/* a frame of a layer as rows of positions, of which `done` have their y and, if the cell scans, left the state */
-static void run_rows(const layer_run *call, ptrdiff_t done, const float *x, float *state, float *y)
+/* What is left of a frame of a layer, as rows of positions. The state of a cell that does not scan is the layer's. */
+static void run_rows(const layer_run *call, const cnorm_layer *layer, const cnorm_frame_scan *left)
 {
-    const cnorm_positions *is = &call->layer->as.positions;
-    const cnorm_layer cell = cell_of(call->layer);
-    const positions_scratch scratch = positions_scratch_of(call->layer, 0, call->scratch);
+    const cnorm_positions *is = &layer->as.positions;
+    const cnorm_layer cell = cell_of(layer);
+    const positions_scratch scratch = positions_scratch_of(layer, 0, call->scratch);
     const ptrdiff_t inputs = cnorm_layer_inputs(&cell), outputs = cnorm_layer_outputs(&cell);
-    to_rows(is, inputs, x, (float_rows){scratch.x, inputs});
-    if (done > 0) to_rows(is, outputs, y, (float_rows){scratch.y, outputs});
-    else load_states(call->layer, &cell, state, scratch.states);
-    run_cell(call, &cell, done, scratch);
-    store_states(call->layer, &cell, scratch.states, state);
-    to_frame(is, outputs, (float_rows){scratch.y, outputs}, y);
+    layer_run one = *call;
+    one.layer = layer;
+    to_rows(is, inputs, left->x, (float_rows){scratch.x, inputs});
+    if (left->done > 0) {
+        to_rows(is, outputs, left->y, (float_rows){scratch.y, outputs});
+        memcpy(scratch.states, left->state, (size_t)cnorm_layer_state_floats(&cell) * sizeof *left->state);
+    } else load_states(layer, &cell, left->state, scratch.states);
+    run_cell(&one, &cell, left->done, scratch);
+    store_states(layer, &cell, scratch.states, left->state);
+    to_frame(is, outputs, (float_rows){scratch.y, outputs}, left->y);
 }
 
 /* a frame by the kernel for cells with a state each; false if it does not take it */
-static int step_in_lanes(const layer_run *call, const float *x, float *state, float *y)
+static int step_in_lanes(const layer_run *call, const cnorm_frame_scan *frame)
 {
     const cnorm_positions *is = &call->layer->as.positions;
     const ptrdiff_t units = is->cell.weight_x.units;
     int tiny_x, tiny_h;
     if (!steps_in_lanes(is)) return 0;
-    call->kernels->frame_is_tiny(is->cell.weight_x.cols, is->positions, x, &tiny_x);
-    call->kernels->frame_is_tiny(units, is->positions, state, &tiny_h);
+    call->kernels->frame_is_tiny(is->cell.weight_x.cols, is->positions, frame->x, &tiny_x);
+    call->kernels->frame_is_tiny(units, is->positions, frame->state, &tiny_h);
     if (tiny_x || tiny_h) return 0;
     const positions_arrays at = positions_arrays_of(&is->cell, is->positions, call->scratch);
-    call->kernels->positions_step(&is->cell, is->positions, x, state, state + padded_units(units * is->positions), y,
-                                  &at);
+    call->kernels->positions_step(&is->cell, is->positions, frame->x, frame->state,
+                                  frame->state + padded_units(units * is->positions), frame->y, &at);
     return 1;
 }
 
-/* Scans the frame for the layer and the one beside it: `done` positions of each, whose states are then `states`. */
-static void scan_in_lanes(const layer_run *call, const float *x, float *const y[2], float *const states[2],
-                          ptrdiff_t done[2])
+/* frames by the kernel for scans, as far as it takes them */
+static void scan_in_lanes(const layer_run *call, int count, cnorm_frame_scan *scans)
 {
     const cnorm_positions *is = &call->layer->as.positions;
-    int tiny;
-    done[0] = done[1] = 0;
-    if (!scans_in_lanes(is)) return;
-    call->kernels->frame_is_tiny(is->cell.weight_x.cols, is->positions, x, &tiny);
+    int tiny = !scans_in_lanes(is);
+    for (int k = 0; k < count && !tiny; ++k)
+        if (k == 0 || scans[k].x != scans[k - 1].x)
+            call->kernels->frame_is_tiny(is->cell.weight_x.cols, is->positions, scans[k].x, &tiny);
     if (tiny) return;
-    const cnorm_scan_pair pair = {.cells = call->beside ? 2 : 1,
-                                  .backwards = is->scan == CNORM_SCAN_BACKWARD,
-                                  .positions = is->positions,
-                                  .x = x,
-                                  .cell = {&is->cell, call->beside ? &call->beside->as.positions.cell : NULL},
-                                  .y = {y[0], y[1]},
-                                  .state = {states[0], states[1]}};
-    call->kernels->cell_scan(&pair, positions_scratch_of(call->layer, 0, call->scratch).rest, done);
+    call->kernels->cell_scan(is->positions, count, scans, positions_scratch_of(call->layer, 0, call->scratch).rest);
+}
+
+static cnorm_frame_scan scan_of(const layer_beside *is, ptrdiff_t s, float *state)
+{
+    const cnorm_positions *layer = &is->layer->as.positions;
+    return (cnorm_frame_scan){&layer->cell, layer->scan == CNORM_SCAN_BACKWARD, is->x.at + s * is->x.stride,
+                        is->y.at + s * is->y.stride, state, 0};
 }
 
 static void positions_run(const layer_run *call)
 {
     const cnorm_positions *is = &call->layer->as.positions;
+    const layer_beside first = {call->layer, call->x, call->y};
+    const int count = 1 + call->others;
     for (ptrdiff_t s = 0; s < call->n; ++s) {
-        const float *x = call->x.at + s * call->x.stride;
-        float *const state = scans(is) ? NULL : call->states[call->steps ? 0 : s] + call->offset;
-        float *const y[2] = {call->y.at + s * call->y.stride,
-                             call->beside ? call->y_beside.at + s * call->y_beside.stride : NULL};
-        float *const first = positions_scratch_of(call->layer, 0, call->scratch).states;
-        _Alignas(CNORM_ALIGN) float second[2 * SCAN_UNITS];
-        ptrdiff_t done[2];
-        if (step_in_lanes(call, x, state, y[0])) continue;
-        scan_in_lanes(call, x, y, (float *const[2]){first, second}, done);
-        if (done[0] < is->positions) run_rows(call, done[0], x, state, y[0]);
-        if (!call->beside || done[1] == is->positions) continue;
-        layer_run other = *call;
-        other.layer = call->beside;
-        const cnorm_layer cell = cell_of(other.layer);
-        memcpy(positions_scratch_of(other.layer, 0, call->scratch).states, second,
-               (size_t)cnorm_layer_state_floats(&cell) * sizeof *second);
-        run_rows(&other, done[1], x, NULL, y[1]);
+        _Alignas(CNORM_ALIGN) float states[SCANS][2 * SCAN_UNITS];
+        cnorm_frame_scan frames[SCANS];
+        frames[0] = scan_of(&first, s, scans(is) ? states[0] : call->states[call->steps ? 0 : s] + call->offset);
+        for (int k = 1; k < count; ++k) frames[k] = scan_of(&call->beside[k - 1], s, states[k]);
+        if (step_in_lanes(call, frames)) continue;
+        scan_in_lanes(call, count, frames);
+        for (int k = 0; k < count; ++k)
+            if (frames[k].done < is->positions) run_rows(call, k ? call->beside[k - 1].layer : call->layer, frames + k);
     }
 }
 
