@@ -198,6 +198,8 @@ struct cnorm_outer;
  *     frame_product     y [units, places] = W x + bias of float32 weights, of frames that are not tiny
  *     frame_depthwise   y [channels, places] of a depthwise convolution; frame_product's and its y is in no input
  *     prelu             y [n] = x, or slope x where x < 0; y may be x
+ *     pad_frame         y [channels, row] of x [channels, positions] behind `before` zeros, others behind it; then
+ *                       CNORM_GATE_PAD floats of any value
  *     frame_is_tiny     whether x [channels, positions] has a position that `products` would scale
  *     positions_step    a plain_cell at each position, of x and h that are not tiny
  *     cell_scan         up to SCANS cells; it may leave positions undone
