@@ -2,7 +2,8 @@
 
 A product with the shifts and scales around it is one `Linear`, but for large shifts before it, which are a layer of
 their own; a norm with the scale and shift behind it is one `LayerNorm`. The list of layers has the order of the steps.
-A step that reads another than the one before it begins with a `Slice`; one that reads two is `Add` or `Multiply`.
+A step that reads another than the one before it begins with a `Slice`; one that reads two is `Add` or `Multiply`. What
+an earlier layer computes is not computed again, unless it has a state.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import cnorm
 from cnorm.layers.base import INPUT, with_name
 from cnorm.layers.taps import PARTS
+from cnorm.storage.model_files import identity
 from onnx_export.importer.affine import MAX_FACTOR
 from onnx_export.importer.elements import Cannot
 from onnx_export.importer.selecting import box, tiled
@@ -75,16 +77,17 @@ class Joined:
     """
 
     def __init__(self, size: int, steps: list[Step], ends: dict[str, int]) -> None:
-        self.size, self.layers, self.cells = size, [], []
-        self._frame_size = size
-        self._steps, self._named = steps, {FRAME: INPUT}
-        self._at = FRAME  # the step whose result the last layer, with what is not yet one, computes
+        self.layers, self.cells = [], []
+        self.size = self._frame_size = size
+        self._here = FRAME  # the place of the layer whose outputs the next one reads
+        self._sizes = {FRAME: size}  # of outputs, by places
+        self._computed: dict[tuple[bytes, int | None], int] = {}  # places by layers and the place that they read
+        self._steps, self._places = steps, {FRAME: FRAME}  # of steps the places of their last layers
+        self._at = FRAME  # the step whose result the layer at `_here`, with what is not yet one, computes
         self._forget()
         single = len(ends) == 1 and next(iter(ends.values())) == len(steps) - 1
-        tapped = set() if single else set(ends.values())
-        for place, step in enumerate(steps):
-            twice = len(set(step.reads)) < len(step.reads)  # a sum or product of a result and itself
-            tapped.update(step.reads if twice else set(step.reads) - {place - 1})
+        heads = {} if single else {end: output for output, end in reversed(ends.items())}  # of each step the first
+        tapped = set(heads).union(*(set(step.reads) - {place - 1} for place, step in enumerate(steps)))
         for place, step in enumerate(steps):
             self._now = place
             if len(step.reads) == 1:
@@ -92,24 +95,38 @@ class Joined:
             step.link(self)
             self._at = place
             if place in tapped or place == len(steps) - 1:
-                self._flush()
-            if place in tapped:
-                self._named[place] = self._name(next((name for name, end in ends.items() if end == place), ""))
-        if steps and self._named[FRAME] == INPUT and FRAME in ends.values():  # an output that is the frame as it is
-            self._slice(INPUT, 0, size)
-            self._named[FRAME] = self._name(next(name for name, end in ends.items() if end == FRAME))
-        self.names = {} if single else {output: self._named[end] for output, end in ends.items()}
+                self._settle()
+            if place in heads:
+                self._output(heads[place])
+        if single and self._here != len(self.layers) - 1:
+            self._append(self._whole())
+        elif FRAME in heads and self.layers:  # an output that is the frame as it is
+            self._here = self._at = FRAME
+            self._output(heads[FRAME])
+        self.names = {} if single else {output: self._name(self._places[end]) for output, end in ends.items()}
 
-    def _name(self, output: str = "") -> str:
-        """The name of the last layer: that of an output, if it can be one, or its place."""
-        if not self.layers:
+    def _settle(self) -> None:
+        """Make layers of all that the step computes, as others read it by name."""
+        self._flush()
+        self._places[self._at] = self._here
+
+    def _output(self, output: str) -> None:
+        """Name the last layer after an output; if it is the frame, or has a name, a copy of it."""
+        if self._here == FRAME or self.layers[self._here].name is not None:
+            self._append(self._whole())
+            self._places[self._at] = self._here
+        self._name(self._here, output)
+
+    def _name(self, place: int, output: str = "") -> str:
+        """The name of a layer: that of an output, if it can be one, or its place."""
+        if place == FRAME:
             return INPUT
-        if self.layers[-1].name is None:
+        if self.layers[place].name is None:
             name = re.sub(r"[^A-Za-z0-9_]+", "_", output)[:64]
             known = {INPUT, "x", "y", *(layer.name for layer in self.layers)}  # x and y are what `export` calls them
             usable = name[:1].isalpha() and name not in known and not name.startswith("layer")
-            with_name(self.layers[-1], name if usable else f"layer{len(self.layers) - 1}")
-        return self.layers[-1].name
+            with_name(self.layers[place], name if usable else f"layer{place}")
+        return self.layers[place].name
 
     def _begin(self) -> None:
         """Go on behind the step that this one reads first."""
@@ -117,35 +134,61 @@ class Joined:
         if first != self._at:
             self._branch(first)
 
-    def _branch(self, place: int) -> None:
-        """Go on behind the step at `place`."""
+    def _branch(self, step: int) -> None:
+        """Go on behind the step at a place."""
         self._flush()
-        self._sized()
-        self._slice(self._named[place], 0, self._frame_size if place == FRAME else self._steps[place].size)
+        self._go(self._places[step])
 
-    def _slice(self, name: str, start: int, stop: int) -> None:
-        self.layers.append(cnorm.Slice(name, start, stop))
-        self.size = stop - start
+    def _go(self, here: int) -> None:
+        self._here, self.size = here, self._sizes[here]
+
+    def _put(self, layer, size: int | None = None) -> None:
+        """Go on behind a layer, or behind an earlier one that computes the same; `size` of a `Concat`."""
+        key = identity([layer], {}), self._here if layer.continues else None
+        if layer.stateful or layer.whole_sequence or key not in self._computed:
+            if layer.continues and self._here != len(self.layers) - 1:
+                self._append(self._whole())
+            self._append(layer, size)
+            self._computed[key] = self._here
+        self._go(self._computed[key])
+
+    def _append(self, layer, size: int | None = None) -> None:
+        self.layers.append(layer)
+        self._sizes[len(self.layers) - 1] = size or layer.output_size or self._sizes[self._here]
+        self._here = len(self.layers) - 1
+
+    def _whole(self) -> cnorm.Slice:
+        return cnorm.Slice(self._name(self._here), 0, self._sizes[self._here])
+
+    def _slice(self, start: int, stop: int) -> None:
+        if not self.layers:  # begin with a layer that has a size, as `Slice` has none: the frame times 1
+            self._put(cnorm.Scale(np.ones(self._frame_size, np.float32)))
+            self._places[FRAME] = self._here
+        self._put(cnorm.Slice(self._name(self._here), start, stop))
 
     def joined(self, kind) -> None:
         """Multiply or Add of the two steps that it reads."""
-        first, second = self._steps[self._now].reads
-        if second == self._at:
+        self._settle()
+        first, second = (self._places[step] for step in self._steps[self._now].reads)
+        if second == len(self.layers) - 1:
             first, second = second, first
-        if first != self._at or first == second:
-            self._branch(first)
-        self.add(kind(self._named[second]))
+        self._go(first)
+        if first == second:  # no layer reads the one before it a second time
+            self._put(self._whole())
+        self._put(kind(self._name(second)))
 
     def concat(self) -> None:
         """The steps that it reads, in order."""
-        self._flush()
-        self._named.setdefault(self._at, self._name())
-        names = [self._named[place] for place in self._steps[self._now].reads]
-        while len(names) > PARTS:
-            self.layers.append(cnorm.Concat(names[:PARTS]))
-            names = [self._name(), *names[PARTS:]]
-        self.layers.append(cnorm.Concat(names))
-        self.size = self._steps[self._now].size
+        self._settle()
+        places = [self._places[step] for step in self._steps[self._now].reads]
+        while len(places) > PARTS:
+            self._concat(places[:PARTS])
+            places = [self._here, *places[PARTS:]]
+        self._concat(places)
+
+    def _concat(self, places: list[int]) -> None:
+        size = sum(self._sizes[place] for place in places)
+        self._put(cnorm.Concat([self._name(place) for place in places]), size)
 
     def take(self, at: np.ndarray) -> None:
         if self._eps is not None:
@@ -177,20 +220,19 @@ class Joined:
 
     def add(self, layer) -> None:
         self._flush()
-        self.layers.append(layer)
-        self.size = layer.output_size or self.size
+        self._put(layer)
 
     def embedding(self, table: np.ndarray, at: int) -> None:
         """Of the token id that is element `at` of the frame."""
         self._flush()
         if self.layers or self._frame_size > 1:
-            self._slice(INPUT, at, at + 1)
+            self._put(cnorm.Slice(INPUT, at, at + 1))
         self.add(cnorm.Embedding(np.ascontiguousarray(table, np.float32)))
 
     def turned(self, rows: int, layer) -> None:
         """A layer that reads an array of some rows with its axes exchanged."""
         self._flush()
-        self.layers.append(cnorm.Permute((rows, self.size // rows), (1, 0)))
+        self.add(cnorm.Permute((rows, self.size // rows), (1, 0)))
         self.add(layer)
 
     def padded(self, zeros: int, order: np.ndarray) -> None:
@@ -307,10 +349,9 @@ class Joined:
             factor, offset = self._factor.astype(np.float32), self._offset.astype(np.float32)
             if self._weight is not None:
                 weight = (self._weight * self._factor[:, None]).astype(np.float32)
-                self.layers.append(cnorm.Linear(weight, offset if offset.any() else None))
-                self.size = len(weight)
+                self._put(cnorm.Linear(weight, offset if offset.any() else None))
             elif self._eps is not None:
-                self.layers.append(cnorm.LayerNorm(factor, offset if offset.any() else None, eps=self._eps))
+                self._put(cnorm.LayerNorm(factor, offset if offset.any() else None, eps=self._eps))
             else:
                 self._select(self._index, factor, offset)
         self._forget()
@@ -320,21 +361,20 @@ class Joined:
         if not np.array_equal(index, np.arange(self.size)):
             self._moved(index)
         if offset.any():  # a channel for each element
-            self.layers.append(cnorm.CausalConv1d(factor.reshape(-1, 1, 1), offset, groups=self.size))
+            self._put(cnorm.CausalConv1d(factor.reshape(-1, 1, 1), offset, groups=self.size))
         elif (factor != 1).any():
-            self.layers.append(cnorm.Scale(factor))
+            self._put(cnorm.Scale(factor))
 
     def _moved(self, index: np.ndarray) -> None:
         """Layers that copy the elements of an index; a product where these are not the box of an array."""
-        self._sized()
         found = tiled(index)
         if found and len(index) * self.size > MAX_TILED:
             each, times, inner = found
             if not np.array_equal(each, np.arange(self.size)):
                 self._moved(each)
-            self.layers.append(cnorm.Conv1d(np.ones((times, 1, 1), np.float32), positions=len(each)))
-            self.layers += [cnorm.Permute((times, len(each)), (1, 0))] if inner else []
-            self.size = len(index)
+            self._put(cnorm.Conv1d(np.ones((times, 1, 1), np.float32), positions=len(each)))
+            if inner:
+                self._put(cnorm.Permute((times, len(each)), (1, 0)))
             return
         moves = box(index, self.size)
         if moves is None:
@@ -342,21 +382,9 @@ class Joined:
                 raise Cannot(f"{len(index)} elements are selected or reordered where no product follows")
             weight = np.zeros((len(index), self.size), np.float32)
             weight[np.arange(len(index)), index] = 1
-            self.layers.append(cnorm.Linear(weight))
+            self._put(cnorm.Linear(weight))
         for kind, numbers, axes in moves or []:
             if kind == "permute":
-                self.layers.append(cnorm.Permute(numbers, axes))
-                continue
-            start, stop, last = *numbers, self.layers[-1]
-            if isinstance(last, cnorm.Slice) and last.name is None:  # nothing else reads it
-                self.layers.pop()
-                self._slice(last.of, last.start + start, last.start + stop)
+                self._put(cnorm.Permute(numbers, axes))
             else:
-                self._slice(self._name(), start, stop)
-        self.size = len(index)
-
-    def _sized(self) -> None:
-        """Begin with a layer that has a size, as `Slice` has none: the frame times 1."""
-        if not self.layers:
-            self.layers.append(cnorm.Scale(np.ones(self._frame_size, np.float32)))
-            self._named[FRAME] = self._name()
+                self._slice(*numbers)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs import imported, node, normal, saved
+from graphs import checked, imported, node, normal, saved
+from onnx import helper
 
 import cnorm
 
@@ -204,3 +205,53 @@ def test_functions_of_several_layers(function, tmp_path, rng):
     weights = {"w": normal(rng, INPUTS, UNITS), "u": normal(rng, UNITS, UNITS)}
     file = saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights, opset=18)
     assert imported(file).report.ok
+
+
+# Functions of rows of an array that two nodes transpose: (its rows, row of the transpose, function) twice
+COMPUTED_ONCE = {
+    "a transpose": ((4, 0, "Tanh"), (4, 1, "Sigmoid"), "Permute Slice tanh Slice sigmoid Concat"),
+    "and its row": ((4, 0, "Tanh"), (4, 0, "Sigmoid"), "Permute Slice tanh Slice sigmoid Concat"),
+    "and its function": ((4, 0, "Tanh"), (4, 0, "Tanh"), "Permute Slice tanh Concat"),
+    "another order": ((4, 0, "Tanh"), (2, 0, "Tanh"), "Permute Slice tanh Slice Permute Slice tanh Concat"),
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED_ONCE)
+def test_what_two_nodes_compute_is_one_layer(case, tmp_path, rng):
+    *reads, kinds = COMPUTED_ONCE[case]
+    nodes, tensors = [], {f"row{i}": np.array(i) for i in range(2)}
+    for i, (rows, row, function) in enumerate(reads):
+        tensors |= {f"shape{rows}": np.array([rows, 8 // rows])}
+        nodes += [node("Reshape", f"x shape{rows}", f"a{i}"), node("Transpose", f"a{i}", f"t{i}", perm=[1, 0])]
+        nodes += [node("Gather", f"t{i} row{row}", f"r{i}", axis=0), node(function, f"r{i}", f"f{i}")]
+    nodes += [node("Concat", "f0 f1", "y", axis=0)]
+    size = sum(rows for rows, *_ in reads)
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, 8]}, {"y": [size]}, tensors))
+    assert found.report.ok
+    assert " ".join(getattr(layer, "function", layer.kind) for layer in found.model.layers) == kinds
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    found.model.save(tmp_path / "m.safetensors")
+    assert cnorm.load(tmp_path / "m.safetensors").run(x).tobytes() == found.model.run(x).tobytes()
+
+
+@pytest.mark.parametrize("second", ["m", "n"])
+def test_two_outputs_of_one_layer(second, tmp_path, rng):
+    """What two nodes compute is one layer, but each output has a name of its own."""
+    nodes = [*ENCODER, node("Sigmoid", "z", "n"), node("MatMul", f"{second} u", "z2")]
+    outputs = {name: [1, UNITS] for name in ("m", "n", "z2")}
+    used = {name: array for name, array in weights(rng).items() if name in "wub"}
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, outputs, used))
+    assert checked(found, rng).count("Activation") == 1
+    assert list(found.model.outputs) == list(outputs)
+
+
+def test_cells_with_the_same_weights_are_two(tmp_path, rng):
+    """Each has a state of its own, which another caller may set."""
+    nodes, inputs, outputs = [node("Unsqueeze", "x first", "xt")], {"x": [1, INPUTS]}, {"y": [1, UNITS]}
+    for i in "ab":
+        nodes.append(helper.make_node("GRU", ["xt", "w", "u", "", "", i], [f"{i}_y", f"{i}_out"], hidden_size=UNITS))
+        inputs[i] = outputs[f"{i}_out"] = [1, 1, UNITS]
+    nodes += [node("Mul", "a_out b_out", "h"), node("Squeeze", "h first", "y")]
+    tensors = {"w": normal(rng, 1, 3 * UNITS, INPUTS), "u": normal(rng, 1, 3 * UNITS, UNITS), "first": np.array([0])}
+    found = imported(saved(tmp_path / "m.onnx", nodes, inputs, outputs, tensors))
+    assert checked(found, rng).count("GRU") == len(found.states) == 2
