@@ -247,6 +247,24 @@ static void activations(ptrdiff_t n)
     }
 }
 
+/* [rows, cols] transposed */
+static void transposes(ptrdiff_t rows, ptrdiff_t cols)
+{
+    static guarded x, y, s;
+    const ptrdiff_t most = 10 * LONGEST * 4;
+    if (!x.pages) x = guarded_pages(most), y = guarded_pages(most), s = guarded_pages(most);
+    snprintf(doing, sizeof doing, "a transpose of [%td, %td], at the %s", rows, cols, at_end ? "end" : "start");
+    const ptrdiff_t n = rows * cols;
+    float *const in = place(x, n * 4), *const out = place(y, n * 4);
+    for (ptrdiff_t i = 0; i < n; ++i) in[i] = (float)i;
+    const cnorm_permute is = {n, {1, 1, 1, 1, rows, cols}, {0, 1, 2, 3, 5, 4}};
+    const cnorm_layer layer = {.kind = CNORM_LAYER_PERMUTE, .as = {.permute = is}};
+    float *const scratch = place(s, cnorm_scratch_floats(&layer, 1, 1) * 4);
+    CHECK(cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = in, .scratch = scratch, .y = out}) ==
+          CNORM_OK, "%s", doing);
+    for (ptrdiff_t i = 0; i < n; ++i) CHECK(out[i] == in[i % rows * cols + i / rows], "%s: y[%td]", doing, i);
+}
+
 /* each buffer of a network between guard pages of its own; all are freed together */
 static guarded network_pages[64];
 static int network_pages_used;
@@ -345,6 +363,7 @@ int main(int argc, char **argv)
                 conversions(CNORM_BF16, n);
                 networks(n, n % 40 + 1, n % 7 + 1);
                 embeddings((cnorm_weight_type)(n % 3), n % 7 + 1, n);
+                for (ptrdiff_t few = 1; few <= 9; ++few) transposes(few, n), transposes(n, few);
                 stacks((cnorm_weight_type)(n % 3), n, n % 40 + 1);
                 for (int scans = 0; scans < 2; ++scans) frames((cnorm_weight_type)(n % 3), n, scans);
                 if (n % 5 == 0) networks(n % 9 + 1, n, n);

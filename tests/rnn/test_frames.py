@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+from itertools import product
 from pathlib import Path
 
 import cells
@@ -421,6 +422,18 @@ def test_permuting_is_exact_forward_and_back(given, rng):
     wanted = x.reshape(6, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(6, -1)
     assert np.array_equal(run(tape, x[:, None])[:, 0], wanted)
     assert np.array_equal(back(tape, wanted[:, None].copy(), layer.input_size)[:, 0], x)
+
+
+@pytest.mark.parametrize("axes", [(1, 0), (1, 2, 0), (2, 0, 1), (2, 1, 0), (1, 0, 2)], ids=str)
+def test_permuting_arrays_of_few_rows_or_columns(axes, rng):
+    """Blocks of a transpose that are smaller than 4 x 4, and those of a part of an array, whose rows stand apart."""
+    for m, n in product(range(1, 8), repeat=2):
+        shape = (m, 2, n) if len(axes) == 3 else (m, n)
+        x = normal(rng, 2, np.prod(shape))
+        tape = tape_of([cnorm.Permute(shape, axes)], 2, 1)
+        wanted = x.reshape(2, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(2, -1)
+        assert np.array_equal(run(tape, x[:, None])[:, 0], wanted)
+        assert np.array_equal(back(tape, wanted[:, None].copy(), x.shape[1])[:, 0], x)
 
 
 def test_a_token_may_be_permuted(rng):
