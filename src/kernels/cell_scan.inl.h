@@ -9,12 +9,12 @@ enum { SCAN_HALVES = 4, SCAN_VECTORS = SCAN_HALVES / 2 }; /* the most vectors of
 typedef struct scan_lanes {
     const cnorm_frame_scan *scans;
     int count;
-    ptrdiff_t positions, room, units, width;       /* units: of the larger cell; width: lanes of whole vectors */
-    const float *weights_x, *weights_h; /* [inputs, gates, width], [units, gates, width] */
-    const float *bias, *bias_n;         /* [gates, width], [width] */
-    float *state;                       /* [2, width]: h, and c of an LSTM */
-    i32v cell[SCAN_VECTORS];            /* of each lane, by number */
-    i32v first;                         /* of each lane of a vector: the first lane of its cell there */
+    ptrdiff_t positions, room, units, width; /* units: of the larger cell; width: lanes of whole vectors */
+    const float *weights_x, *weights_h;      /* [inputs, gates, width], [units, gates, width] */
+    const float *bias, *bias_n;              /* [gates, width], [width] */
+    float *state;                            /* [2, width]: h, and c of an LSTM */
+    i32v cell[SCAN_VECTORS];                 /* of each lane, by number */
+    i32v first;                              /* of each lane of a vector: the first lane of its cell there */
 } scan_lanes;
 
 /* z [gates, vectors] += W x of one column of weights and the x of each lane; the counts are constants */

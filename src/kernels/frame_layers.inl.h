@@ -4,41 +4,32 @@
  * of a row are overwritten by those of the next row, which is stored later */
 INLINE void store_in_rows(float *y, ptrdiff_t at, ptrdiff_t end, f32v v) { store_first_f32(y + at, end - at, v); }
 
-/* a tile of y, of `height` rows from r on and `count` vectors from place p on; both are constants */
-INLINE void frame_tile(const cnorm_frame_view *x, const cnorm_linear *layer, channel_range of, int height, int count,
-                       ptrdiff_t r, ptrdiff_t p, float *y)
+INLINE void product_rows(const cnorm_frame_view *x, const cnorm_linear *layer, int count, ptrdiff_t r, ptrdiff_t p,
+                         float *y)
 {
     const ptrdiff_t rows = layer->weight.units, end = rows * x->places;
-    const int sums = height * count;
+    const int sums = FRAME_ROWS * count;
     f32v sum[FRAME_ROWS * FRAME_VECTORS];
-    frame_sums(x, &layer->weight, of, height, count, r, p, sum);
+    frame_sums(x, &layer->weight, count, r, p, sum);
     EACH(k, sums) {
-        const int i = k % height, at = i * count + count - 1 - k / height; /* the last vectors first */
+        const int i = k % FRAME_ROWS, at = i * count + count - 1 - k / FRAME_ROWS; /* the last vectors first */
         if (r + i >= rows) continue;
         const ptrdiff_t to = (r + i) * x->places + p + at % count * VL_F32;
         store_in_rows(y, to, end, layer->bias ? sum[at] + splat_f32(layer->bias[r + i]) : sum[at]);
     }
 }
 
-INLINE void product_rows(const cnorm_frame_view *x, const cnorm_linear *layer, int height, float *y)
+/* y [units, places] = W x + bias */
+static void frame_product(const cnorm_frame_view *x, const cnorm_linear *layer, float *y)
 {
-    for (ptrdiff_t r = 0; r < layer->weight.units; r += height) {
-        const channel_range of = channels_of(x, height, r);
+    for (ptrdiff_t r = 0; r < layer->weight.units; r += FRAME_ROWS)
         for (ptrdiff_t v = (x->places + VL_F32 - 1) / VL_F32, count; v > 0; v -= count) {
             count = v % FRAME_VECTORS ? v % FRAME_VECTORS : FRAME_VECTORS;
             const ptrdiff_t p = (v - count) * VL_F32;
-            if (count == 3) frame_tile(x, layer, of, height, 3, r, p, y);
-            else if (count == 2) frame_tile(x, layer, of, height, 2, r, p, y);
-            else frame_tile(x, layer, of, height, 1, r, p, y);
+            if (count == 3) product_rows(x, layer, 3, r, p, y);
+            else if (count == 2) product_rows(x, layer, 2, r, p, y);
+            else product_rows(x, layer, 1, r, p, y);
         }
-    }
-}
-
-/* y [units, places] = W x + bias; where each row is a group, its channels are not those of the next */
-static void frame_product(const cnorm_frame_view *x, const cnorm_linear *layer, float *y)
-{
-    if (x->groups > 1 && x->groups == x->period) product_rows(x, layer, 1, y);
-    else product_rows(x, layer, FRAME_ROWS, y);
 }
 
 /* y [channels, places]: the sums of depthwise.inl.h */
@@ -59,12 +50,14 @@ static void frame_depthwise(const cnorm_frame_view *x, const cnorm_conv *conv, f
 }
 
 /* whole vectors are stored: what they overwrite behind a row's end is stored later */
-static void pad_frame(ptrdiff_t channels, ptrdiff_t positions, const float *x, ptrdiff_t before, ptrdiff_t row, float *y)
+static void pad_frame(ptrdiff_t channels, ptrdiff_t positions, const float *x, ptrdiff_t before, ptrdiff_t row,
+                      float *y)
 {
     const ptrdiff_t whole = (positions + VL_F32 - 1) / VL_F32 * VL_F32;
     for (ptrdiff_t c = 0; c < channels; ++c, x += positions, y += row) {
         for (ptrdiff_t p = 0; p < before; p += VL_F32) store_f32(y + p, splat_f32(0));
-        for (ptrdiff_t p = 0; p < positions; p += VL_F32) store_f32(y + before + p, load_first_f32(x + p, positions - p));
+        for (ptrdiff_t p = 0; p < positions; p += VL_F32)
+            store_f32(y + before + p, load_first_f32(x + p, positions - p));
         for (ptrdiff_t p = before + whole; p < row; p += VL_F32) store_f32(y + p, splat_f32(0));
     }
 }

@@ -1,34 +1,32 @@
 /* Products of a packed matrix with all positions of a frame [channels, positions], which lie in lanes while a weight is
  * broadcast: the sums of matvec.inl.h, in the same order, without a transpose. */
 
-enum { FRAME_ROWS = 4, FRAME_VECTORS = 3 }; /* the most of a tile: rows of the matrix, vectors of positions */
+enum { FRAME_ROWS = 4, FRAME_VECTORS = 3 }; /* of a tile: rows of the matrix, vectors of positions */
 
-/* the channels [from, to) that rows [r, r + height) of a grouped product read; a period of rows has all groups */
-typedef struct channel_range {
-    ptrdiff_t from, to;
-} channel_range;
-INLINE channel_range channels_of(const cnorm_frame_view *x, int height, ptrdiff_t r)
+/* the channels [from, to) that rows [r, r + FRAME_ROWS) of a grouped product read; a period of rows has all groups */
+INLINE void channels_of(const cnorm_frame_view *x, ptrdiff_t r, ptrdiff_t *from, ptrdiff_t *to)
 {
-    const channel_range all = {0, x->channels};
-    if (x->groups <= 1) return all;
+    *from = 0, *to = x->channels;
+    if (x->groups <= 1) return;
     const ptrdiff_t rows = x->period / x->groups, channels = x->channels / x->groups;
-    const ptrdiff_t first = r % x->period, last = first + height - 1;
-    return last < x->period ? (channel_range){first / rows * channels, (last / rows + 1) * channels} : all;
+    const ptrdiff_t first = r % x->period, last = first + FRAME_ROWS - 1;
+    if (last >= x->period) return;
+    *from = first / rows * channels, *to = (last / rows + 1) * channels;
 }
 
-/* sum [height, count] of the rows from r on, which read the channels `of`, and `count` vectors of positions from p on;
- * height and count are constants */
-INLINE void frame_sums(const cnorm_frame_view *x, const cnorm_matrix *w, channel_range of, int height, int count,
-                       ptrdiff_t r, ptrdiff_t p, f32v sum[FRAME_ROWS * FRAME_VECTORS])
+/* sum [FRAME_ROWS, count] of the rows from r on and `count` vectors of positions from p on; count is a constant */
+INLINE void frame_sums(const cnorm_frame_view *x, const cnorm_matrix *w, int count, ptrdiff_t r, ptrdiff_t p,
+                       f32v sum[FRAME_ROWS * FRAME_VECTORS])
 {
     const float *panel = (const float *)w->panels + r / PANEL * PANEL * w->cols + r % PANEL;
-    const int sums = height * count;
+    const int sums = FRAME_ROWS * count;
     f32v block[FRAME_ROWS * FRAME_VECTORS] = {{0}};
-    ptrdiff_t end = BLOCK; /* of the block */
+    ptrdiff_t from, to, end = BLOCK; /* of the block */
+    channels_of(x, r, &from, &to);
     EACH(i, sums) sum[i] = splat_f32(0);
     for (ptrdiff_t t = 0; t < x->taps; ++t) {
-        const float *at = x->at + x->offset[t] + of.from * x->row + p;
-        for (ptrdiff_t k = t * x->channels + of.from, stop = t * x->channels + of.to; k < stop;) {
+        const float *at = x->at + x->offset[t] + from * x->row + p;
+        for (ptrdiff_t k = t * x->channels + from, stop = t * x->channels + to; k < stop;) {
             if (k >= end) {
                 EACH(j, sums) sum[j] += block[j], block[j] = splat_f32(0);
                 end = k / BLOCK * BLOCK + BLOCK;

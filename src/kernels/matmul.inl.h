@@ -89,6 +89,7 @@ static void products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const *
     const product_call call = {w, n, x, options, z, z_stride};
     const int half = w->type == CNORM_WEIGHT_F16;
     if (n == 1 && half) product_f16(w, x[0], options, z);
+    else if (n == 1 && used_rows(w) <= CNORM_GATE_PAD) narrow_product(w, x[0], options, z);
     else if (n == 1) product_of(w, 0, x[0], options, z);
     else if (half) tiled_products(&call, 1);
     else tiled_products(&call, 0);

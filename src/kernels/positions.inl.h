@@ -17,8 +17,8 @@ INLINE void gate_tile(const gate_rows *is, int count, ptrdiff_t p)
     const ptrdiff_t units = cell->weight_x.units, r = is->gate * padded_units(units) + is->unit;
     const int sums = FRAME_ROWS * count;
     f32v x[FRAME_ROWS * FRAME_VECTORS], h[FRAME_ROWS * FRAME_VECTORS];
-    frame_sums(&is->x, &cell->weight_x, (channel_range){0, is->x.channels}, FRAME_ROWS, count, r, p, x);
-    frame_sums(&is->h, &cell->weight_h, (channel_range){0, is->h.channels}, FRAME_ROWS, count, r, p, h);
+    frame_sums(&is->x, &cell->weight_x, count, r, p, x);
+    frame_sums(&is->h, &cell->weight_h, count, r, p, h);
     EACH(k, sums) {
         const int i = k % FRAME_ROWS, at = i * count + count - 1 - k / FRAME_ROWS; /* the last vectors first */
         if (is->unit + i >= units) continue;

@@ -69,8 +69,8 @@ typedef struct layer_run {
     ptrdiff_t n;
     const_rows x, read[LAYER_READS];
     float_rows y;
-    int others; /* layers that this run does, too */
-    layer_beside beside[LAYERS_BESIDE];
+    int others;           /* layers that this run does, too */
+    layer_beside *beside; /* [others] */
     float *const *states;
     ptrdiff_t offset;
     int steps;

@@ -106,11 +106,13 @@ static unsigned take_beside(const network_call *call, int index, const_rows x, l
 static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_rows y)
 {
     float *out = call->scratch;
+    layer_beside beside[LAYERS_BESIDE];
     layer_run one = {.kernels = call->kernels,
                      .n = n,
                      .x = x,
                      .states = call->states,
                      .steps = call->steps,
+                     .beside = beside,
                      .scratch = call->layer_scratch};
     unsigned done = 0; /* by layers before: bit k is that of layer i + k */
     for (int i = 0; i < call->count; ++i) {

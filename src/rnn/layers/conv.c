@@ -152,30 +152,27 @@ static ptrdiff_t conv_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
     return positions_in_lanes(conv) ? larger(floats, lanes_scratch_of(conv, NULL).floats) : floats;
 }
 
-/* the frame: of each channel the padded positions in their order by remainders; 0 behind the last */
-static void channels_in_lanes(const cnorm_conv *conv, ptrdiff_t part, const float *x, float *frame)
+/* one channel of the frame: the padded positions in their order by remainders; 0 behind the last */
+static void channel_in_lanes(const cnorm_conv *conv, ptrdiff_t part, const float *x, float *row)
 {
-    const ptrdiff_t stride = conv->stride, positions = conv->positions, all = padded_positions(conv);
-    for (ptrdiff_t first = 0; first < stride; ++first) {
+    const ptrdiff_t stride = conv->stride, all = padded_positions(conv);
+    for (ptrdiff_t first = 0; first < stride; ++first, row += part) {
         const ptrdiff_t shift =
             conv->before - first; /* padded position m stride + first is position m stride - shift */
         ptrdiff_t from = shift <= 0 ? 0 : strides_in(conv, shift + stride - 1);
-        ptrdiff_t to = positions + shift <= 0 ? 0 : strides_in(conv, positions + shift + stride - 1);
+        ptrdiff_t to = conv->positions + shift <= 0 ? 0 : strides_in(conv, conv->positions + shift + stride - 1);
         if (to > part) to = part;
         if (from > to) from = to;
-        for (ptrdiff_t c = 0; c < conv->channels; ++c) {
-            const float *channel = x + c * positions;
-            float *row = frame + (c * stride + first) * part;
-            if (stride == 2)
-                for (ptrdiff_t m = from; m < to; ++m) row[m] = channel[2 * m - shift];
-            else
-                for (ptrdiff_t m = from; m < to; ++m) row[m] = channel[m * stride - shift];
-            for (int end = 0; end < 2; ++end)
-                for (ptrdiff_t m = end ? to : 0; m < (end ? part : from); ++m) {
-                    const ptrdiff_t at = m * stride + first < all ? read_at(conv, m * stride - shift) : -1;
-                    row[m] = at < 0 ? 0 : channel[at];
-                }
-        }
+        if (stride == 1) memcpy(row + from, x + from - shift, (size_t)(to - from) * sizeof *row);
+        else if (stride == 2)
+            for (ptrdiff_t m = from; m < to; ++m) row[m] = x[2 * m - shift];
+        else
+            for (ptrdiff_t m = from; m < to; ++m) row[m] = x[m * stride - shift];
+        for (int end = 0; end < 2; ++end)
+            for (ptrdiff_t m = end ? to : 0; m < (end ? part : from); ++m) {
+                const ptrdiff_t at = m * stride + first < all ? read_at(conv, m * stride - shift) : -1;
+                row[m] = at < 0 ? 0 : x[at];
+            }
     }
 }
 
@@ -192,7 +189,9 @@ static int conv_in_lanes(const cnorm_kernels *kernels, const cnorm_conv *conv, c
         memcpy(scratch.frame, x, (size_t)(conv->channels * row) * sizeof *y);
     else if (conv->stride == 1 && !conv->reflect)
         kernels->pad_frame(conv->channels, conv->positions, x, conv->before, row, scratch.frame);
-    else channels_in_lanes(conv, scratch.part, x, scratch.frame);
+    else
+        for (ptrdiff_t c = 0; c < conv->channels; ++c)
+            channel_in_lanes(conv, scratch.part, x + c * conv->positions, scratch.frame + c * row);
     memset(scratch.frame + conv->channels * row, 0, CNORM_GATE_PAD * sizeof *y);
     for (ptrdiff_t t = 0; t < conv->taps; ++t) {
         const ptrdiff_t at = t * conv->dilation, turns = strides_in(conv, at);

@@ -216,8 +216,12 @@ static void scan_in_lanes(const layer_run *call, int count, cnorm_frame_scan *sc
 static cnorm_frame_scan scan_of(const layer_beside *is, ptrdiff_t s, float *state)
 {
     const cnorm_positions *layer = &is->layer->as.positions;
-    return (cnorm_frame_scan){&layer->cell, layer->scan == CNORM_SCAN_BACKWARD, is->x.at + s * is->x.stride,
-                        is->y.at + s * is->y.stride, state, 0};
+    return (cnorm_frame_scan){&layer->cell,
+                              layer->scan == CNORM_SCAN_BACKWARD,
+                              is->x.at + s * is->x.stride,
+                              is->y.at + s * is->y.stride,
+                              state,
+                              0};
 }
 
 static void positions_run(const layer_run *call)
