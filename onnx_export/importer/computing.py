@@ -120,15 +120,22 @@ def _clip(trace, node, attributes, inputs, outputs):
     return [trace.add("clip", node, x.shape, [each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
 
 
+def _one_value(limit, shape: tuple[int, ...]) -> float:
+    """What every element of a constant is that elements of a shape are compared with."""
+    values = np.empty(0) if is_elements(limit) else np.unique(limit)
+    if len(values) != 1 or np.broadcast_shapes(np.shape(limit), shape) != shape:
+        raise Cannot("it compares with more than one constant")
+    return float(values[0])
+
+
 def _comparison(greater: bool) -> Callable:
     """x > limit or x < limit. Whether it is met at the limit matters to no function that `_where` knows."""
 
     def apply(trace, node, attributes, inputs, outputs):
         x, limit = inputs if is_elements(inputs[0]) else inputs[::-1]
-        if is_elements(limit) or np.size(limit) != 1:
-            raise Cannot("it compares with more than one constant")
+        limit = _one_value(limit, x.shape)
         op = "greater" if greater == is_elements(inputs[0]) else "less"
-        return [trace.add(op, node, x.shape, [each(x)], limit=float(np.ravel(limit)[0]))]
+        return [trace.add(op, node, x.shape, [each(x)], limit=limit)]
 
     return apply
 
@@ -186,9 +193,7 @@ def _limit(op: str) -> Callable:
                     return [_kinked(trace, node, x, slope)]
             raise Cannot("it chooses between two results")
         x, limit = inputs if is_elements(inputs[0]) else inputs[::-1]
-        if np.size(limit) != 1 or np.ndim(limit) > len(x.shape):
-            raise Cannot("it compares with more than one constant")
-        limit = float(np.ravel(limit)[0])
+        limit = _one_value(limit, x.shape)
         limits = {"lo": limit, "hi": np.inf} if op == "Max" else {"lo": -np.inf, "hi": limit}
         return [trace.add("clip", node, x.shape, [each(x)], **limits)]
 

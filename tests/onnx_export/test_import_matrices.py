@@ -136,12 +136,13 @@ CHOICES = {
 }
 
 
+@pytest.mark.parametrize("zeros", [(), (UNITS,), (1, UNITS)], ids=str)
 @pytest.mark.parametrize("case", CHOICES)
-def test_a_choice_that_is_a_function(case, tmp_path, rng):
+def test_a_choice_that_is_a_function(case, zeros, tmp_path, rng):
     (op, operands), (one, other), slope, function = CHOICES[case]
     nodes = [node("MatMul", "x K", "a"), node(op, operands, "c"), node("Mul", "a s", "b")]
     nodes += [node("Where", f"c {one} {other}", "w"), node("MatMul", "w V", "y")]
-    tensors = {"K": normal(rng, SIZE, UNITS), "V": normal(rng, UNITS, 2), "zero": np.float32(0)}
+    tensors = {"K": normal(rng, SIZE, UNITS), "V": normal(rng, UNITS, 2), "zero": np.zeros(zeros, np.float32)}
     tensors["s"] = np.asarray(slope, np.float32)
     found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, 2]}, tensors))
     assert kinds(found) == ["Linear", "Activation", "Linear"]
@@ -150,13 +151,24 @@ def test_a_choice_that_is_a_function(case, tmp_path, rng):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("shape", [(), (UNITS,), (1, UNITS)], ids=str)
 @pytest.mark.parametrize(("op", "limit"), [("Max", 0.0), ("Max", -0.5), ("Min", 0.25)])
-def test_a_maximum_with_a_constant_is_a_clip(op, limit, swapped, tmp_path, rng):
+def test_a_maximum_with_a_constant_is_a_clip(op, limit, shape, swapped, tmp_path, rng):
     nodes = [node("MatMul", "x K", "a"), node(op, "k a" if swapped else "a k", "y")]
-    tensors = {"K": normal(rng, SIZE, UNITS), "k": np.float32(limit)}
+    tensors = {"K": normal(rng, SIZE, UNITS), "k": np.full(shape, limit, np.float32)}
     found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, UNITS]}, tensors))
     assert kinds(found) == ["Linear", "Activation"]
     assert same(found, rng)
+
+
+@pytest.mark.parametrize("op", ["Max", "Min", "Greater"])
+def test_limits_of_two_values_are_refused(op, tmp_path, rng):
+    nodes = [node("MatMul", "x K", "a"), node(op, "a k", "y" if op != "Greater" else "c")]
+    nodes += [node("Where", "c a k", "y")] if op == "Greater" else []
+    tensors = {"K": normal(rng, SIZE, UNITS), "k": np.float32([0.5] * (UNITS - 1) + [0.25])}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, SIZE]}, {"y": [1, UNITS]}, tensors)
+    with pytest.raises(ValueError, match="it compares with more than one constant"):
+        imported(path)
 
 
 def test_a_maximum_with_its_multiple_is_a_leaky_relu(tmp_path, rng):
