@@ -14,6 +14,7 @@ typedef struct scan_lanes {
     const float *bias, *bias_n;              /* [gates, width], [width] */
     float *state;                            /* [2, width]: h, and c of an LSTM */
     i32v cell[SCAN_VECTORS];                 /* of each lane, by number */
+    i32v used[SCAN_VECTORS];                 /* lanes with a unit */
     i32v first;                              /* of each lane of a vector: the first lane of its cell there */
 } scan_lanes;
 
@@ -30,7 +31,7 @@ INLINE ptrdiff_t scan_position(const scan_lanes *is, const cnorm_frame_scan *sca
     return scan->backwards ? is->positions - 1 - t : t;
 }
 
-/* (1): zx of step t */
+/* (1): zx of step t; 0 in lanes without a unit, where W x is NaN if x is not finite */
 INLINE void scan_inputs(const scan_lanes *is, int gates, int vectors, ptrdiff_t t, f32v *zx)
 {
     const ptrdiff_t inputs = is->scans->cell->weight_x.cols, row = gates * is->width;
@@ -52,6 +53,7 @@ INLINE void scan_inputs(const scan_lanes *is, int gates, int vectors, ptrdiff_t 
         }
         EACH(i, sums) zx[i] += block[i];
     }
+    EACH(i, sums) zx[i] = (f32v)((i32v)zx[i] & is->used[i % vectors]);
 }
 
 /* (2): zh, which is one block */
@@ -184,13 +186,18 @@ static void scan_together(ptrdiff_t positions, int count, cnorm_frame_scan *scan
     float *weights_h = scratch + inputs * gates * width, *bias = weights_h + units * gates * width;
     float *bias_n = bias + gates * width, *state = bias_n + width;
     memset(scratch, 0, (size_t)(state + 2 * width - scratch) * sizeof *scratch);
-    scan_lanes is = {scans, count, positions, room, units, width, scratch, weights_h, bias, bias_n, state, {{0}}, {0}};
+    scan_lanes is = {scans,     count, positions, room,  units, width, scratch,
+                     weights_h, bias,  bias_n,    state, {{0}}, {{0}}, {0}};
     static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     i32v lanes_of;
     memcpy(&lanes_of, lane, sizeof lanes_of);
     is.first = room < VL_F32 ? lanes_of & (int32_t)-room : (i32v){0};
     EACH(v, SCAN_VECTORS)
-        for (int32_t s = 1; s < SCANS; ++s) is.cell[v] -= (i32v)(lanes_of + v * VL_F32 >= s * (int32_t)room);
+        for (int32_t s = 0; s < SCANS; ++s) {
+            const i32v unit = lanes_of + v * VL_F32 - s * (int32_t)room;
+            if (s > 0) is.cell[v] -= (i32v)(unit >= 0);
+            if (s < count) is.used[v] |= (i32v)(unit >= 0) & (i32v)(unit < (int32_t)scans[s].cell->weight_x.units);
+        }
     scan_weights(&is, scratch, weights_h, bias, bias_n);
     const int lstm = cell->kind == CNORM_CELL_LSTM;
     ptrdiff_t done;

@@ -78,28 +78,32 @@ static int is_view(const network_call *call, int index, const_rows *y)
 enum { AHEAD = 12 }; /* layers that are looked at for those that a run does, too */
 
 /* The layers behind the one of `run`, at `index`, which it also does: of its kind, with inputs that are there before it
- * is run, because they are parts of earlier outputs. Returns a bit for each, 1 << 1 for layer index + 1. */
-static unsigned take_beside(const network_call *call, int index, const_rows x, layer_run *run)
+ * is run, because they are parts of earlier outputs. Returns a bit for each, 1 << 1 for layer index + 1, besides those
+ * of layers that are `done`. */
+static unsigned take_beside(const network_call *call, int index, unsigned done, const_rows x, layer_run *run)
 {
     const layer_ops *ops = cnorm_layer_ops_of(run->layer->kind);
     const_rows place[AHEAD] = {{0}}; /* of the outputs from layer `index` on; NULL if it is not there */
     float *out = run->y.at;
-    unsigned taken = 0;
     for (int k = 1; k < AHEAD && index + k + 1 < call->count && run->others < LAYERS_BESIDE; ++k) {
         const cnorm_layer *layer = &call->layers[index + k];
         const layer_ops *of = cnorm_layer_ops_of(layer->kind);
         out += call->rows * padded_units(cnorm_layer_outputs(layer - 1));
+        const float_rows y = {out, padded_units(cnorm_layer_outputs(layer))};
+        if (done >> k & 1) {
+            place[k] = (const_rows){y.at, y.stride};
+            continue;
+        }
         if (layer->kind == run->layer->kind && place[k - 1].at && ops->beside(run->layer, layer)) {
-            const float_rows y = {out, padded_units(cnorm_layer_outputs(layer))};
             run->beside[run->others++] = (layer_beside){layer, place[k - 1], y};
-            taken |= 1u << k;
+            done |= 1u << k;
         }
         const layer_read from = of->part ? of->part(layer) : (layer_read){0};
         if (from.count == 0) continue;
         place[k] = from.back < k ? place[k - from.back - 1] : earlier_input(call, index + k, from.back, x);
         if (place[k].at) place[k].at += from.start;
     }
-    return taken;
+    return done;
 }
 
 /* n <= rows rows through all layers */
@@ -128,7 +132,7 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
             one.read[k] = earlier_input(call, i, back, x);
         }
         one.others = 0;
-        if (ops->beside && !(done & 1) && !last) done |= take_beside(call, i, x, &one);
+        if (ops->beside && !(done & 1) && !last) done = take_beside(call, i, done, x, &one);
         const_rows place = {one.y.at, one.y.stride};
         if (!(done & 1) && !is_view(call, i, &place)) ops->run(&one);
         done >>= 1;
