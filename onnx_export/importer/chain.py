@@ -96,6 +96,9 @@ class Chain:
         if not self.faults:
             try:
                 joined = Joined(len(frame), self._steps, ends)
+                if not joined.tell_size:  # once more, as layers have names now
+                    ends = self._walk(outputs)
+                    joined = Joined(len(frame), self._steps, ends, sized=True)
                 self.layers, self.cells, self.names = joined.layers, joined.cells, joined.names
             except Cannot as error:
                 self.faults.append(str(error))

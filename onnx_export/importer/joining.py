@@ -16,6 +16,7 @@ import numpy as np
 
 import cnorm
 from cnorm.layers.base import INPUT, with_name
+from cnorm.layers.chain import sizes_of
 from cnorm.layers.taps import PARTS
 from cnorm.storage.model_files import identity
 from onnx_export.importer.affine import MAX_FACTOR
@@ -68,15 +69,19 @@ class Joined:
         Each reads only steps before it.
     ends : dict of str to int
         Outputs and their steps.
+    sized : bool
+        Begin with a layer that has a size.
 
     Attributes
     ----------
     layers, cells : list
+    tell_size : bool
+        Whether the layers tell the size of the frame.
     names : dict of str to str
         As of `Chain`.
     """
 
-    def __init__(self, size: int, steps: list[Step], ends: dict[str, int]) -> None:
+    def __init__(self, size: int, steps: list[Step], ends: dict[str, int], *, sized: bool = False) -> None:
         self.layers, self.cells = [], []
         self.size = self._frame_size = size
         self._here = FRAME  # the place of the layer whose outputs the next one reads
@@ -85,6 +90,8 @@ class Joined:
         self._steps, self._places = steps, {FRAME: FRAME}  # of steps the places of their last layers
         self._at = FRAME  # the step whose result the layer at `_here`, with what is not yet one, computes
         self._forget()
+        if sized:
+            self._begin_sized()
         single = len(ends) == 1 and next(iter(ends.values())) == len(steps) - 1
         heads = {} if single else {end: output for output, end in reversed(ends.items())}  # of each step the first
         tapped = set(heads).union(*(set(step.reads) - {place - 1} for place, step in enumerate(steps)))
@@ -104,6 +111,7 @@ class Joined:
             self._here = self._at = FRAME
             self._output(heads[FRAME])
         self.names = {} if single else {output: self._name(self._places[end]) for output, end in ends.items()}
+        self.tell_size = not self.layers or _tell(self.layers, size)
 
     def _settle(self) -> None:
         """Make layers of all that the step computes, as others read it by name."""
@@ -160,10 +168,14 @@ class Joined:
     def _whole(self) -> cnorm.Slice:
         return cnorm.Slice(self._name(self._here), 0, self._sizes[self._here])
 
+    def _begin_sized(self) -> None:
+        """Begin with a layer that has a size: the frame times 1."""
+        self._put(cnorm.Scale(np.ones(self._frame_size, np.float32)))
+        self._places[FRAME] = self._here
+
     def _slice(self, start: int, stop: int) -> None:
-        if not self.layers:  # begin with a layer that has a size, as `Slice` has none: the frame times 1
-            self._put(cnorm.Scale(np.ones(self._frame_size, np.float32)))
-            self._places[FRAME] = self._here
+        if not self.layers:
+            self._begin_sized()
         self._put(cnorm.Slice(self._name(self._here), start, stop))
 
     def joined(self, kind) -> None:
@@ -388,3 +400,11 @@ class Joined:
                 self._put(cnorm.Permute(numbers, axes))
             else:
                 self._slice(*numbers)
+
+
+def _tell(layers: list, size: int) -> bool:
+    """Whether layers tell the size of the frame that they take."""
+    try:
+        return sizes_of(layers)[0] == size
+    except ValueError:
+        return False

@@ -234,6 +234,36 @@ def test_what_two_nodes_compute_is_one_layer(case, tmp_path, rng):
     assert cnorm.load(tmp_path / "m.safetensors").run(x).tobytes() == found.model.run(x).tobytes()
 
 
+# Functions of the frame, of which no layer has a size, and what else reads them
+WITHOUT_SIZES = {
+    "their sum": ([node("Tanh", "x", "b"), node("Add", "a b", "y")], {"y": [1, INPUTS]}),
+    "a function and a product": (
+        [
+            node("Sigmoid", "a", "s"),
+            node("Tanh", "x", "b"),
+            node("MatMul", "b w", "m"),
+            node("Concat", "s m", "y", axis=1),
+        ],
+        {"y": [1, INPUTS + UNITS]},
+    ),
+    "both of one": (
+        [node("Sigmoid", "a", "s"), node("MatMul", "a w", "m"), node("Concat", "s m", "y", axis=1)],
+        {"y": [1, INPUTS + UNITS]},
+    ),
+    "two outputs": ([node("Tanh", "x", "b"), node("Sigmoid", "b", "y")], {"a": [1, INPUTS], "y": [1, INPUTS]}),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_SIZES)
+def test_functions_of_the_frame_are_computed_once(case, tmp_path, rng):
+    """The list begins with a layer that has a size."""
+    nodes, outputs = WITHOUT_SIZES[case]
+    tensors = {"w": normal(rng, INPUTS, UNITS)} if "MatMul" in {one.op_type for one in nodes} else {}
+    file = saved(tmp_path / "m.onnx", [node("Tanh", "x", "a"), *nodes], {"x": [1, INPUTS]}, outputs, tensors)
+    functions = [getattr(layer, "function", None) for layer in imported(file).model.layers]
+    assert functions.count("tanh") == 1
+
+
 @pytest.mark.parametrize("second", ["m", "n"])
 def test_two_outputs_of_one_layer(second, tmp_path, rng):
     """What two nodes compute is one layer, but each output has a name of its own."""
