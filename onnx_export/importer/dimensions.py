@@ -389,6 +389,6 @@ def _fixed_steps(model, shapes, trace: Trace) -> dict:
                 mixed = [({name: axis}, faults)] if faults else []
                 uneven = [] if faults or shifts or trace.faults else _uneven(found, {name: axis}, results)
                 along = _axes(found, results, carried=shifts is not None)
-                given = {"time_axes": {name: axis}, "output_axes": along, "mixed": mixed, "fixed": True}
+                given = {"time_axes": {name: axis}, "output_axes": along, "mixed": mixed, "fixed": size}
                 return given | {"shifts": shifts, "uneven": uneven}
     return {}

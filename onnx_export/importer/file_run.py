@@ -31,10 +31,8 @@ class FileRun:
     def __init__(self, onnx_model: onnx.ModelProto, found: Plan) -> None:
         self._found, self._session, self.steps = found, Session(onnx_model, "all"), 1
         if found.time_axis is not None:
-            declared = next(value for value in onnx_model.graph.input if value.name == found.frames[0])
-            fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
             traced = 1 if found.inputs.shifts and not found.inputs.shifts.fixed else found.inputs.steps
-            self.steps = traced if traced > 1 else fixed or None
+            self.steps = traced if traced > 1 else found.inputs.fixed or None
 
     def run(self, x: np.ndarray, calls: int = 1) -> np.ndarray:
         """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""

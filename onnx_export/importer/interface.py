@@ -67,8 +67,8 @@ class Inputs:
         What else is wrong with the frames.
     uneven : list of str
         Why not every one of a fixed number of steps is computed by the same rule.
-    fixed : bool
-        Whether a call takes a fixed number of steps.
+    fixed : int
+        Steps of a call, declared or given by dims; 0 if it takes any number.
     shifts : Shifts or None
         Of a file that computes a frame from those before it, over the time axis, the trace with as many steps as that.
     """
@@ -86,7 +86,7 @@ class Inputs:
     mixed: list[tuple[dict[str, int], list[str]]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     uneven: list[str] = field(default_factory=list)
-    fixed: bool = False
+    fixed: int = 0
     shifts: Shifts | None = None
 
 

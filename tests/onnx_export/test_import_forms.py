@@ -242,6 +242,30 @@ def test_a_window_says_when_to_reset(states, tmp_path, rng):
             assert onnx_export.load(path).window == 7
 
 
+@pytest.mark.parametrize("states", [True, False])
+def test_shapes_that_say_the_example_take_a_size(states, tmp_path, rng):
+    """An open number of frames of which the recorded shapes say 7, as PyTorch's newer exporter writes it behind a cell:
+    onnxruntime's optimiser believes the shapes, so the file runs over 7 frames only, which dims says."""
+    gru = node("GRU", "t W R B", "Y", hidden_size=UNITS)
+    nodes = [node("Transpose", "x", "t", perm=[1, 0, 2]), gru, node("Squeeze", "Y one", "s")]
+    nodes += [node("Transpose", "s", "u", perm=[1, 0, 2]), node("MatMul", "u M", "v"), node("Add", "v b", "y")]
+    inputs, outputs = {"x": [1, "T", SIZE]}, {"y": [1, 7, 2]}
+    if states:
+        gru.input.extend(["", "h"])
+        gru.output.append("h1")
+        inputs, outputs = inputs | {"h": [1, 1, UNITS]}, outputs | {"h1": [1, 1, UNITS]}
+    tensors = cell_weights(rng, "GRU") | {"M": normal(rng, UNITS, 2), "b": normal(rng, 2), "one": np.array([1])}
+    path = saved(tmp_path / "m.onnx", nodes, inputs, outputs, tensors)
+    model = onnx.load(path)
+    model.graph.value_info.append(helper.make_tensor_value_info("u", TensorProto.FLOAT, [1, 7, UNITS]))
+    onnx.save(model, path)
+    found = imported(path, dims={"T": 7})
+    assert [layer.kind for layer in found.model.layers] == ["GRU", "Linear"]
+    assert found.window == (None if states else 7)
+    with pytest.raises(ValueError, match="give the open dimension by dims="):
+        imported(path)
+
+
 def side_by_side(path, rng, kinds, flipped=()):
     """Cells that read the same frames, those in `flipped` from the last to the first, one behind another in y."""
     nodes, w = [], {"one": np.array([1]), "last": np.array([-1]), "before": np.array([-1000]), "time": np.array([0])}
