@@ -10,6 +10,8 @@ typedef struct product_call {
     product_options options;
     float *z; /* [vectors, packed rows] */
     ptrdiff_t z_stride;
+    const void *strip;       /* of weights, from the tile's first row and the strip's first column on */
+    ptrdiff_t column, panel; /* its elements from one column to the next, and from one panel to the next */
 } product_call;
 
 /* a tile of the strip from column k on: z = W x + add, or its sum so far, for the rows of W from r on that `width`
@@ -19,10 +21,10 @@ INLINE void product_tile(const product_call *call, int half, int width, int coun
 {
     enum { PER = PANEL / VL_F32, LINES = 128 }; /* vectors of a panel; bytes of each of the next strip's to prefetch */
     const int sums = width * count, item = half ? (int)sizeof(uint16_t) : (int)sizeof(float);
-    const ptrdiff_t cols = call->w->cols, panel = cols * PANEL, z_stride = call->z_stride;
+    const ptrdiff_t cols = call->w->cols, column = call->column, panel = call->panel, z_stride = call->z_stride;
     const ptrdiff_t end = cols - k < TILE_INPUTS ? cols : k + TILE_INPUTS;
-    ptrdiff_t at = r / PANEL * panel + r % PANEL + k * PANEL;
-    const char *strip = (const char *)call->w->panels + at * item;
+    const char *strip = call->strip;
+    ptrdiff_t at = 0;
     ptrdiff_t ahead = TILE_INPUTS * PANEL * item + first / TILE_STREAMS * (TILE_INPUTS / BLOCK * LINES);
     float *z = call->z + first * z_stride + r;
     const float *x[TILE_STREAMS];
@@ -35,10 +37,10 @@ INLINE void product_tile(const product_call *call, int half, int width, int coun
         EACH(v, width)
             if (count == TILE_STREAMS && v % PER == 0) prefetch(strip, v / PER * panel * item + ahead, LINES);
         ahead += LINES;
-        for (; k < stop; ++k, at += PANEL) {
+        for (; k < stop; ++k, at += column) {
             f32v weights[TILE_VECTORS];
             EACH(v, width) {
-                weights[v] = load_weights(call->w->panels, at + v / PER * panel + v % PER * VL_F32, half);
+                weights[v] = load_weights(strip, at + v / PER * panel + v % PER * VL_F32, half);
                 if (width * (count + 1) < REGISTERS) weights[v] = keep_f32(weights[v]);
             }
             EACH(j, sums) block[j] = fma_f32(weights[j % width], splat_f32(x[j / width][k]), block[j]);
@@ -58,26 +60,47 @@ INLINE ptrdiff_t tile_streams(ptrdiff_t left)
     return left <= TILE_STREAMS ? left : left == TILE_STREAMS + 1 ? left - 2 : TILE_STREAMS;
 }
 
+/* the strip of a tile of rows from r on and columns from k on; in `space`, if given, float16 is widened for all x */
+INLINE void find_strip(product_call *call, int half, int width, ptrdiff_t r, ptrdiff_t k, float *space)
+{
+    const cnorm_matrix *w = call->w;
+    const ptrdiff_t panel = w->cols * PANEL, at = r / PANEL * panel + r % PANEL + k * PANEL;
+    const ptrdiff_t cols = w->cols - k < TILE_INPUTS ? w->cols - k : TILE_INPUTS;
+    call->strip = half    ? (const void *)((const uint16_t *)w->panels + at)
+                  : space ? space
+                          : (const float *)w->panels + at;
+    call->column = space ? width * VL_F32 : PANEL;
+    call->panel = space ? PANEL : panel;
+    if (!space) return;
+    for (ptrdiff_t i = 0; i < cols; ++i)
+        EACH(v, width) {
+            const ptrdiff_t from = at + i * PANEL + v * VL_F32 / PANEL * panel + v * VL_F32 % PANEL;
+            store_f32(space + (i * width + v) * VL_F32, load_weights(w->panels, from, 1));
+        }
+}
+
 /* tiles of `width` vectors of rows, as many as fit from row r on; returns the row after them */
-INLINE ptrdiff_t product_tiles(const product_call *call, int half, int width, ptrdiff_t r)
+INLINE ptrdiff_t product_tiles(product_call *call, int half, int width, ptrdiff_t r, float *space)
 {
     const ptrdiff_t cols = call->w->cols;
     for (; r + width * VL_F32 <= used_rows(call->w); r += width * VL_F32)
-        for (ptrdiff_t k = 0; k < cols; k += TILE_INPUTS)
+        for (ptrdiff_t k = 0; k < cols; k += TILE_INPUTS) {
+            find_strip(call, half, width, r, k, space);
             for (ptrdiff_t s = 0, count; s < call->n; s += count) {
                 count = tile_streams(call->n - s); /* never 1 */
                 if (count == 2) product_tile(call, half, width, 2, r, s, k);
                 else if (count == 3) product_tile(call, half, width, 3, r, s, k);
                 else if (TILE_STREAMS == 4) product_tile(call, half, width, TILE_STREAMS, r, s, k);
             }
+        }
     return r;
 }
 
-INLINE void tiled_products(const product_call *call, int half)
+INLINE void tiled_products(product_call *call, int half, float *space)
 {
-    ptrdiff_t r = product_tiles(call, half, TILE_VECTORS, 0);
-    if (TILE_VECTORS * VL_F32 > CNORM_GATE_PAD) r = product_tiles(call, half, TILE_VECTORS / 2, r);
-    if (TILE_VECTORS * VL_F32 > 2 * CNORM_GATE_PAD) r = product_tiles(call, half, TILE_VECTORS / 4, r);
+    ptrdiff_t r = product_tiles(call, half, TILE_VECTORS, 0, space);
+    if (TILE_VECTORS * VL_F32 > CNORM_GATE_PAD) r = product_tiles(call, half, TILE_VECTORS / 2, r, space);
+    if (TILE_VECTORS * VL_F32 > 2 * CNORM_GATE_PAD) r = product_tiles(call, half, TILE_VECTORS / 4, r, space);
     for (; r < packed_rows(call->w); r += VL_F32) /* zeros, which a sum of squares may include */
         for (ptrdiff_t s = 0; s < call->n; ++s) store_f32(call->z + s * call->z_stride + r, splat_f32(0));
 }
@@ -86,13 +109,14 @@ INLINE void tiled_products(const product_call *call, int half)
 static void products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, product_options options, float *z,
                         ptrdiff_t z_stride)
 {
-    const product_call call = {w, n, x, options, z, z_stride};
+    product_call call = {w, n, x, options, z, z_stride, NULL, 0, 0};
+    _Alignas(CNORM_ALIGN) float space[TILE_INPUTS * TILE_VECTORS * VL_F32]; /* 16 KB */
     const int half = w->type == CNORM_WEIGHT_F16;
-    if (n == 1 && half) product_f16(w, x[0], options, z);
+    if (n == 1 && half) product_of(w, 1, x[0], options, z);
     else if (n == 1 && used_rows(w) <= CNORM_GATE_PAD) narrow_product(w, x[0], options, z);
     else if (n == 1) product_of(w, 0, x[0], options, z);
-    else if (half) tiled_products(&call, 1);
-    else tiled_products(&call, 0);
+    else if (half && n < WIDENED_FROM) tiled_products(&call, 1, NULL);
+    else tiled_products(&call, 0, half ? space : NULL);
 }
 
 /* the bits of float32 numbers; positive ones have the order of their bits */

@@ -74,33 +74,3 @@ static void narrow_product(const cnorm_matrix *w, const float *x, product_option
         store_f32(z + CNORM_GATE_PAD + i * VL_F32, splat_f32(0));
     }
 }
-
-#if VECTOR_BYTES == 64
-enum { HALVES = PANEL / (VL_F32 / 2) };
-
-/* product_of for float16 in vectors of 32 bytes: 26 % faster (Zen 4, 2026-11-23) */
-static void product_f16(const cnorm_matrix *w, const float *x, product_options options, float *z)
-{
-    const ptrdiff_t rows = packed_rows(w), cols = w->cols;
-    for (ptrdiff_t done = 0; done < rows; done += PANEL) {
-        const ptrdiff_t r = options.backwards ? rows - PANEL - done : done;
-        const uint16_t *at = (const uint16_t *)w->panels + r * cols;
-        f32h sum[HALVES] = {{0}};
-        for (ptrdiff_t k = 0; k < cols;) {
-            const ptrdiff_t end = cols - k < BLOCK ? cols : k + BLOCK;
-            f32h block[HALVES] = {{0}};
-            for (; k < end; ++k, at += PANEL)
-                EACH(i, HALVES) block[i] = fma_f32h(load_f16h(at + i * VL_F32 / 2), splat_f32h(x[k]), block[i]);
-            EACH(i, HALVES) sum[i] += block[i];
-        }
-        EACH(i, HALVES) {
-            const ptrdiff_t to = r + i * VL_F32 / 2;
-            f32h more = {0};
-            if (options.add) memcpy(&more, options.add + to, sizeof more), sum[i] += more;
-            memcpy(z + to, &sum[i], sizeof sum[i]);
-        }
-    }
-}
-#else
-#define product_f16(w, x, options, z) product_of(w, 1, x, options, z)
-#endif

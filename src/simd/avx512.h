@@ -83,17 +83,6 @@ INLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
 }
 INLINE void nt_store_u16(uint16_t *p, u16h v) { _mm256_stream_si256((__m256i *)p, (__m256i)v); }
 
-/* half vectors for float16: widening to 64 bytes starts every fourth cycle, to 32 every cycle (Zen 4, 2026-11-23) */
-INLINE f32h load_f16h(const uint16_t *p)
-{
-    /* _mm256_cvtph_ps is F16C and _mm256_fmadd_ps is FMA; those with a mask are AVX-512 VL */
-    return (f32h)_mm256_maskz_cvtph_ps(0xff, _mm_loadu_si128((const __m128i *)p));
-}
-INLINE f32h splat_f32h(float a) { return (f32h)_mm256_set1_ps(a); }
-INLINE f32h fma_f32h(f32h a, f32h b, f32h c)
-{
-    return (f32h)_mm256_mask_fmadd_ps((__m256)a, 0xff, (__m256)b, (__m256)c);
-}
 INLINE f32v widen_f16(u16h v) { return (f32v)_mm512_cvtph_ps((__m256i)v); }
 INLINE u16h narrow_f16(f32v v) { return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
 

@@ -39,7 +39,6 @@
  *     upper_halves   the upper 16 bits of every 32 bits of two vectors
  *     widen_f16, narrow_f16   half a vector of float16 to a vector of float, exactly, and back, to nearest even
  * 64-byte vectors also have
- *     load_f16h, splat_f32h, fma_f32h   half a vector of float: loaded from float16, one value in each lane, fma
  *     widen_bf16, narrow_bf16, round_bf16   which storage.h has for the others
  * storage.h adds f16 and bf16, which are storage of float. */
 #ifndef CNORM_SIMD_VECTOR_H
@@ -109,7 +108,6 @@ typedef int32_t i32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t u16v __attribute__((vector_size(VECTOR_BYTES)));
-typedef float f32h __attribute__((vector_size(VECTOR_BYTES / 2)));    /* half a vector: VL_F64 floats */
 typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F32 half floats */
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef double f64x2 __attribute__((vector_size(16)));
