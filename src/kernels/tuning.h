@@ -44,7 +44,10 @@ enum { REGISTERS = 16, TILE_VECTORS = 1, TILE_STREAMS = 4, WIDENED_FROM = 2, BLO
 #else
 enum { REGISTERS = 16, TILE_VECTORS = 2, TILE_STREAMS = 4, WIDENED_FROM = 8, BLOCKS_AT_ONCE = 2 };
 #endif
-enum { TILE_INPUTS = 16384 / (TILE_VECTORS * VECTOR_BYTES) }; /* weights of half an L1 */
+enum {
+    TILE_INPUTS = 16384 / (TILE_VECTORS * VECTOR_BYTES), /* weights of half an L1 */
+    INPUTS_AT_ONCE = BLOCKS_AT_ONCE == 1 ? 1 : 4,        /* of add_products */
+};
 
 /* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body. NT_STORES, 8, is
  * one, too. */

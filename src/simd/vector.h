@@ -22,6 +22,7 @@
  *     fma_f32        a b + c in each lane, rounded once: by an instruction, or the same bits without
  *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
  *     default_nan_*  the default quiet NaN where a lane is NaN
+ *     splat_of_4     x[i] in all lanes, 0 <= i < 4 a constant; with AVX2 the four are loaded together
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     tree_*         the sum of all virtual lanes by halving: lane i + lane i + LANES/2, and so on
  *     lanes_f32      lane i is lane from[i] of v; 0 <= from[i] < VL
@@ -114,6 +115,18 @@ typedef double f64x2 __attribute__((vector_size(16)));
 
 INLINE f32v splat_f32(float a) { return a - (f32v){0}; }
 INLINE f64v splat_f64(double a) { return a - (f64v){0}; }
+INLINE f32v splat_of_4(const float *x, int i)
+{
+#if VECTOR_BYTES == 32
+    const __m256 all = _mm256_broadcast_ps((const __m128 *)x);
+    return (f32v)(i == 0   ? _mm256_permute_ps(all, 0x00)
+                  : i == 1 ? _mm256_permute_ps(all, 0x55)
+                  : i == 2 ? _mm256_permute_ps(all, 0xaa)
+                           : _mm256_permute_ps(all, 0xff));
+#else
+    return splat_f32(x[i]);
+#endif
+}
 
 #define MOVES(type, T, V)                                                                                              \
     INLINE V load_##type(const T *p)                                                                                   \
