@@ -12,12 +12,18 @@ enum {
     TILE_UNITS = CNORM_GATE_PAD, /* a cache line of each row of dz */
 };
 
-/* sums [TILE_ROWS, vectors] += sum over n rows of dz [n, TILE_ROWS] times x [n, TILE_COLS]; `vectors` and `apart` are
- * constants. With AVX-512 a broadcast that multiply-adds share is an instruction of its own: 14 % less time on Zen 5, 1
- * to 3 % on Cascade Lake, but it takes the place of a multiply-add on Zen 4 (2026-11-29). `apart`: none is shared, by
- * another address, which the compiler can't know to be equal. */
-INLINE void outer_tile(ptrdiff_t n, int vectors, int apart, const float *dz, const float *x, f32v *sums)
+/* (1) for `count` <= TILE_ROWS rows of dW from dw on, of unit `u` of those in scratch, and its columns from `k` on, at
+ * most `vectors`, of which only the last may be partial; `vectors` and `apart` are constants. Each block is added to dw
+ * in memory: see product_tile. With AVX-512 a broadcast that multiply-adds share is an instruction of its own: 14 %
+ * less time on Zen 5, 1 to 3 % on Cascade Lake, but it takes the place of a multiply-add on Zen 4 (2026-11-29).
+ * `apart`: none is shared, by another address, which the compiler can't know to be equal. */
+INLINE void outer_tile(const cnorm_outer *call, int vectors, int apart, ptrdiff_t u, ptrdiff_t k, ptrdiff_t count,
+                       float *dw)
 {
+    const float *dz = call->scratch + u * OUTER_ROWS, *x = call->scratch + (TILE_UNITS + k) * OUTER_ROWS;
+    const ptrdiff_t n = call->n, last = call->w->cols - k - (vectors - 1) * VL_F32;
+    for (ptrdiff_t i = TILE_ROWS; i < TILE_ROWS + count; ++i)
+        prefetch(dw + i * call->w->cols, 0, vectors * VECTOR_BYTES);
     for (ptrdiff_t row = 0; row < n; row += BLOCK) {
         const ptrdiff_t end = n - row < BLOCK ? n : row + BLOCK;
         f32v block[COL_VECTORS * TILE_ROWS] = {{0}};
@@ -29,29 +35,16 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, int apart, const float *dz, con
             EACH(i, vectors * TILE_ROWS)
                 block[i] = fma_f32(at[i % vectors], splat_f32((i % vectors ? again : from)[i / vectors]), block[i]);
         }
-        add_block_f32(vectors * TILE_ROWS, sums, block);
-    }
-}
-
-/* (1) for `count` <= TILE_ROWS rows of dW from dw on, of unit `u` of those in scratch, and its columns from `k` on */
-INLINE void outer_columns(const cnorm_outer *call, int vectors, int apart, ptrdiff_t u, ptrdiff_t k, ptrdiff_t count,
-                          float *dw)
-{
-    const float *dz = call->scratch + u * OUTER_ROWS, *x = call->scratch + (TILE_UNITS + k) * OUTER_ROWS;
-    const ptrdiff_t cols = call->w->cols - k;
-    f32v sums[COL_VECTORS * TILE_ROWS];
-    EACH(i, vectors * TILE_ROWS) {
-        const ptrdiff_t row = i / vectors, at = i % vectors * VL_F32;
-        const int there = call->onto && row < count;
-        sums[i] = there ? load_first_f32(dw + row * call->w->cols + at, cols - at) : splat_f32(0);
-    }
-    for (ptrdiff_t i = TILE_ROWS; i < TILE_ROWS + count; ++i)
-        prefetch(dw + i * call->w->cols, 0, vectors * VECTOR_BYTES);
-    outer_tile(call->n, vectors, apart, dz, x, sums);
-    EACH(i, vectors * TILE_ROWS) {
-        if (i / vectors >= count) break;
-        const ptrdiff_t at = i % vectors * VL_F32;
-        store_first_f32(dw + i / vectors * call->w->cols + at, cols - at, sums[i]);
+        float *to = dw;
+        EACH(i, TILE_ROWS) {
+            if (i >= count) break;
+            EACH(v, vectors) {
+                const ptrdiff_t lanes = v < vectors - 1 ? VL_F32 : last;
+                const f32v so_far = row || call->onto ? load_first_f32(to + v * VL_F32, lanes) : splat_f32(0);
+                store_first_f32(to + v * VL_F32, lanes, so_far + block[i * vectors + v]);
+            }
+            to += call->w->cols;
+        }
     }
 }
 
@@ -88,10 +81,10 @@ static void outer_products(const cnorm_outer *call)
             for (ptrdiff_t u = 0; u < there; u += TILE_ROWS) {
                 const ptrdiff_t count = there - u < TILE_ROWS ? there - u : TILE_ROWS, left = cols - k;
                 float *to = dw + u * cols + k;
-                if (left <= VL_F32) outer_columns(call, 1, 0, u, k, count, to);
-                else if (apart) outer_columns(call, 2, 1, u, k, count, to);
-                else if (left <= 2 * VL_F32) outer_columns(call, 2, 0, u, k, count, to);
-                else outer_columns(call, COL_VECTORS, 0, u, k, count, to);
+                if (left <= VL_F32) outer_tile(call, 1, 0, u, k, count, to);
+                else if (apart) outer_tile(call, 2, 1, u, k, count, to);
+                else if (left <= 2 * VL_F32) outer_tile(call, 2, 0, u, k, count, to);
+                else outer_tile(call, COL_VECTORS, 0, u, k, count, to);
             }
     }
 }

@@ -77,6 +77,25 @@ def test_forward_has_the_bits_of_a_stream(batch, isa, rng):
         assert model.stream().process(x[:, b]).tobytes() == np.ascontiguousarray(y[:, b]).tobytes()
 
 
+@pytest.mark.parametrize("inputs", [37, 64])
+def test_gradients_of_a_large_batch_are_those_of_each_row(inputs, isa, rng):
+    """600 outputs are three blocks of panels; of 16 rows and more, blocks of 64 inputs are copied."""
+    weight = rng.standard_normal((600, inputs)).astype(np.float32)
+    x = rng.standard_normal((1, 35, inputs)).astype(np.float32)
+    dy = rng.standard_normal((1, 35, 600)).astype(np.float32)
+
+    def gradient(rows):
+        tape = tape_of([cnorm.Linear(weight)], 1, x[:, rows].shape[1])
+        tape.start()
+        run(tape, x[:, rows])
+        return back(tape, np.ascontiguousarray(dy[:, rows]), inputs)
+
+    dx = gradient(slice(None))
+    assert_within(dx[0], dy[0].astype(np.float64) @ weight, 600 * 2.0**-24 * (np.abs(dy[0]) @ np.abs(weight)))
+    for b in range(35):
+        assert dx[:, b].tobytes() == gradient(slice(b, b + 1)).tobytes()
+
+
 @pytest.mark.parametrize(("steps", "batch"), [(2, 33), (17, 3), (100, 1), (50, 8)])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_many_steps_have_the_gradients_of_single_steps(key, steps, batch, rng):
