@@ -35,15 +35,11 @@ INLINE void outer_tile(const cnorm_outer *call, int vectors, int apart, ptrdiff_
             EACH(i, vectors * TILE_ROWS)
                 block[i] = fma_f32(at[i % vectors], splat_f32((i % vectors ? again : from)[i / vectors]), block[i]);
         }
-        float *to = dw;
-        EACH(i, TILE_ROWS) {
-            if (i >= count) break;
-            EACH(v, vectors) {
-                const ptrdiff_t lanes = v < vectors - 1 ? VL_F32 : last;
-                const f32v so_far = row || call->onto ? load_first_f32(to + v * VL_F32, lanes) : splat_f32(0);
-                store_first_f32(to + v * VL_F32, lanes, so_far + block[i * vectors + v]);
-            }
-            to += call->w->cols;
+        EACH(i, vectors * TILE_ROWS) {
+            if (i / vectors >= count) break;
+            float *to = dw + i / vectors * call->w->cols + i % vectors * VL_F32;
+            const ptrdiff_t lanes = i % vectors < vectors - 1 ? VL_F32 : last;
+            store_first_f32(to, lanes, (row || call->onto ? load_first_f32(to, lanes) : splat_f32(0)) + block[i]);
         }
     }
 }
