@@ -74,16 +74,13 @@ def ratios(case, builds, shape, rng, placements):
         yield new / old
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed(parser, only):
+    """The arguments, and the two builds that they name with their instruction set; `only` is the help of --only."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("builds", nargs=2, metavar="FOLDER", type=lambda folder: Path(folder).resolve())
     parser.add_argument("--isa", help="instruction set; by default the active one of each build")
-    parser.add_argument("--only", default="", help="part of the name of an operation or dtype")
-    parser.add_argument("--placements", type=int, default=5)
+    parser.add_argument("--only", default="", help=only)
     arguments = parser.parse_args()
-    cases = [case for case in CASES if arguments.only in str(case)]
-    if not cases:
-        parser.error(f"no operation or dtype contains {arguments.only!r}")
     builds = {label: installed(folder) for label, folder in zip(("old", "new"), arguments.builds, strict=True)}
     for label, build in builds.items():
         try:
@@ -91,6 +88,17 @@ def main():
         except ValueError as error:
             parser.error(f"--isa, {label}: {error}")
         print(f"{label}: {build.active_isa()}, {Path(build.__file__).parent}")
+    return arguments, builds
+
+
+def main():
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--placements", type=int, default=5)
+    arguments, builds = parsed(parser, "part of the name of an operation or dtype")
+    cases = [case for case in CASES if arguments.only in str(case)]
+    if not cases:
+        parser.error(f"no operation or dtype contains {arguments.only!r}")
     rng = np.random.default_rng(0)
     for case in cases:
         print(f"\n{case}", flush=True)

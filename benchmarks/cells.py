@@ -9,11 +9,10 @@ they are timed.
 
 import argparse
 import sys
-from pathlib import Path
 
 import frames
 import numpy as np
-from builds import installed
+from builds import parsed
 from frames import gru, lstm, microseconds, normal
 
 SIZES = (12, 64), (64, 128), (128, 256), (512, 512)
@@ -67,15 +66,8 @@ CALLS = {
 
 def main():
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", nargs=2, metavar="FOLDER", type=lambda folder: Path(folder).resolve())
-    parser.add_argument("--isa", help="instruction set; by default the active one of each build")
-    parser.add_argument("--only", default="", help="part of a line, as printed")
-    arguments = parser.parse_args()
-    builds = [installed(folder) for folder in arguments.builds]
-    for build in builds:
-        build.use_isa(arguments.isa or build.active_isa())
-    print(builds[0].active_isa(), *(Path(build.__file__).parent for build in builds))
+    arguments, both = parsed(argparse.ArgumentParser(description=__doc__), "part of a line, as printed")
+    builds = list(both.values())
     for kind, (inputs, units), (what, make) in (
         (kind, sizes, call) for kind in (lstm, gru) for sizes in SIZES for call in CALLS.items()
     ):

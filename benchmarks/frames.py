@@ -9,11 +9,10 @@ element). The last lines add up GTCRN's frame, which has each layer as often as 
 
 import argparse
 import sys
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from builds import installed
+from builds import parsed
 
 RNG = np.random.default_rng(0)
 
@@ -121,15 +120,8 @@ def microseconds(functions, samples=101, seconds=2e-4):
 def main():
     """Print the table."""
     global RNG
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", nargs=2, metavar="FOLDER", type=lambda folder: Path(folder).resolve())
-    parser.add_argument("--isa", help="instruction set; by default the active one of each build")
-    parser.add_argument("--only", default="", help="part of the name of a layer")
-    arguments = parser.parse_args()
-    builds = [installed(folder) for folder in arguments.builds]
-    for build in builds:
-        build.use_isa(arguments.isa or build.active_isa())
-    print(builds[0].active_isa(), *(Path(build.__file__).parent for build in builds))
+    arguments, both = parsed(argparse.ArgumentParser(description=__doc__), "part of the name of a layer")
+    builds = list(both.values())
     calls = microseconds([stepping(build, build.Scale(np.ones(1, np.float32))) for build in builds])
     sums = np.zeros((2, 2))
     for name, (count, make) in CASES.items():

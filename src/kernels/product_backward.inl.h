@@ -15,10 +15,8 @@ enum {
 
 /* a block of W, rows of d [packed rows], zero beyond W's, from the block's first on, and their lanes of (1) */
 typedef struct transposed_block {
-    const float *w;                 /* [panels][columns, PANEL] */
-    ptrdiff_t first, panels, apart; /* of W's panels; floats from one to the next */
-    const float *d;
-    ptrdiff_t d_stride;
+    const float *w, *d;                       /* w [panels][columns, PANEL] */
+    ptrdiff_t first, panels, apart, d_stride; /* of W's panels; floats from one to the next */
     float (*lanes)[COLS_TOGETHER][HALF_PANEL];
 } transposed_block;
 
@@ -104,28 +102,28 @@ INLINE f32v trees_of_lanes(const float (*lanes)[HALF_PANEL])
     return trees_f32(v);
 }
 
-/* (1): d [n, packed rows], zero beyond W's -> dx [n, cols]. The panels of a multiple of 32 columns are pages apart and
- * share few sets of L1 with d and the lanes: copied together, 0.85 of the time (AVX2 on Zen 3, 2026-11-30). */
+/* (1): d [n, packed rows], zero beyond W's -> dx [n, cols]. Panels that are pages apart, those of a multiple of 32
+ * columns, share few sets of L1 with d and the lanes: copied, 0.85 of the time (AVX2 on Zen 3, 2026-11-30). */
 static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d, ptrdiff_t d_stride, float *dx,
                               ptrdiff_t dx_stride, int onto)
 {
     enum { FLOATS = COLS_TOGETHER * PANEL };
     _Alignas(CNORM_ALIGN) float lanes[ROWS_TOGETHER][COLS_TOGETHER][HALF_PANEL], copy[PANELS_IN_BLOCK * FLOATS];
     const ptrdiff_t most = n < ROWS_TOGETHER ? n : ROWS_TOGETHER, panels = packed_rows(w) / PANEL;
+    const ptrdiff_t apart = w->cols * PANEL;
     memset(lanes, 0, (size_t)most * sizeof lanes[0]); /* the trees read columns beyond W's, too */
     for (ptrdiff_t first = 0; first < n; first += ROWS_TOGETHER)
         for (ptrdiff_t k = 0; k < w->cols; k += COLS_TOGETHER) {
             const ptrdiff_t cols = w->cols - k < COLS_TOGETHER ? w->cols - k : COLS_TOGETHER;
             const ptrdiff_t last = n - first < most ? n : first + most;
-            const int copied = last - first >= COPIED_FROM && w->cols % 32 == 0;
+            const int copied = last - first >= COPIED_FROM && apart * (ptrdiff_t)sizeof(float) % PAGE_BYTES == 0;
             for (ptrdiff_t p = 0; p < panels; p += PANELS_IN_BLOCK) {
                 const ptrdiff_t left = panels - p, here = left < PANELS_IN_BLOCK ? left : PANELS_IN_BLOCK;
-                const ptrdiff_t apart = w->cols * PANEL;
                 const float *at = (const float *)w->panels + p * apart + k * PANEL;
                 for (ptrdiff_t i = 0; copied && i < here * FLOATS; i += 4 * VL_F32)
                     EACH(v, 4)
                         store_f32(copy + i + v * VL_F32, load_f32(at + i / FLOATS * apart + i % FLOATS + v * VL_F32));
-                transposed_block of = {copied ? copy : at, p, here, copied ? FLOATS : apart, NULL, d_stride, NULL};
+                transposed_block of = {copied ? copy : at, NULL, p, here, copied ? FLOATS : apart, d_stride, NULL};
                 for (ptrdiff_t s = first, count; s < last; s += count) {
                     count = tile_streams(last - s);
                     of.d = d + s * d_stride + p * PANEL;
