@@ -12,7 +12,8 @@ enum {
 /* Offsets, in floats, into one row of a cell on the tape: its input x, the state before the step
  * (state), its products with their rstd (zx, zh), for a second product its result (z2) and its input (in2), and the
  * gates of an LSTM. The backward pass overwrites the input, the products and the second product with their gradients.
- * */
+ * The gates of a cell whose gradient needs no products lie in the place of both, and then the gradient of both: half of
+ * the floats. */
 typedef struct tape_row {
     ptrdiff_t x, state, zx, zh, z2, in2, gates, floats;
 } tape_row;
@@ -23,11 +24,13 @@ static inline tape_row tape_row_of(const cnorm_cell *cell)
     const cnorm_matrix *second = second_product(cell);
     row.state = padded_units(cell->weight_x.cols);
     row.zx = row.state + cell_state_floats(cell);
-    row.zh = row.zx + input_row_floats(cell);
-    row.z2 = row.zh + state_row_floats(cell);
+    const int one = cell->kind == CNORM_CELL_LSTM && cell->scope == CNORM_SCOPE_NONE && usual_functions(cell);
+    row.zh = row.zx + (one ? 0 : input_row_floats(cell));
+    row.z2 = row.zh + (one ? lstm_gates_floats(cell) : state_row_floats(cell));
     row.in2 = row.z2 + (second ? packed_rows(second) : 0);
-    row.gates = row.in2 + (second ? padded_units(cell->weight_x.units) : 0);
-    row.floats = row.gates + lstm_gates_floats(cell);
+    row.floats = row.in2 + (second ? padded_units(cell->weight_x.units) : 0);
+    row.gates = one ? row.zx : row.floats;
+    row.floats += one ? 0 : lstm_gates_floats(cell);
     return row;
 }
 
@@ -62,7 +65,7 @@ typedef struct cnorm_cell_backward {
 
 /* The arrays of cell_backward. With memory NULL only their size. */
 typedef struct cell_backward_scratch {
-    float *da;  /* [SUM_ROWS, gates, padded units] */
+    float *da;  /* [SUM_ROWS, gates, padded units]: where (9) reads the products, too */
     float *dm;  /* [SUM_ROWS, padded units] */
     float *row; /* [6, padded units]: of one row at a time */
     ptrdiff_t floats;

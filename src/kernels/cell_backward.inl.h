@@ -168,6 +168,7 @@ static void cell_backward(const cnorm_cell_backward *call)
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *tape = call->tape + s * call->stride;
         const ptrdiff_t after = s * call->dstate_stride;
+        const int in_place = cell->scope == CNORM_SCOPE_NONE && usual_functions(cell);
         rows[s] = (row_backward){.cell = cell,
                                  .zx = tape + call->row.zx,
                                  .zh = tape + call->row.zh,
@@ -179,7 +180,7 @@ static void cell_backward(const cnorm_cell_backward *call)
                                  .c = tape + call->row.state + padded_units(cell->weight_h.cols),
                                  .dh = call->dh + after,
                                  .dc = call->dc + after,
-                                 .da = scratch.da + s * gates,
+                                 .da = in_place ? tape + call->row.zx : scratch.da + s * gates,
                                  .dm = scratch.dm + s * width,
                                  .scratch = scratch.row,
                                  .sums = call->sums,

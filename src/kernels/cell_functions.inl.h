@@ -3,11 +3,6 @@
 
 enum { OF_STATE, OF_GATE };
 
-INLINE int usual_functions(const cnorm_cell *cell)
-{
-    return cell->activation == CNORM_ACTIVATION_TANH && cell->clip == 0 &&
-           (cell->recurrent_activation == 0 || cell->recurrent_activation == CNORM_ACTIVATION_SIGMOID);
-}
 INLINE int plain_rnn(const cnorm_cell *cell) { return cell->activation <= CNORM_ACTIVATION_SIGMOID && cell->clip == 0; }
 
 INLINE cnorm_elementwise function_of(const cnorm_cell *cell, int gate)

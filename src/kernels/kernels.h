@@ -78,6 +78,13 @@ typedef struct cnorm_cell_scratch {
     ptrdiff_t floats;
 } cnorm_cell_scratch;
 
+/* whether the functions of the gates and of the state are sigmoid and tanh */
+static inline int usual_functions(const cnorm_cell *cell)
+{
+    return cell->activation == CNORM_ACTIVATION_TANH && cell->clip == 0 &&
+           (cell->recurrent_activation == 0 || cell->recurrent_activation == CNORM_ACTIVATION_SIGMOID);
+}
+
 /* s(f), s(i), s(o), tanh(g) and the tanh of the cell's output, each [padded units] */
 static inline ptrdiff_t lstm_gates_floats(const cnorm_cell *cell)
 {
@@ -106,8 +113,7 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
  * kernels of small cells, which do not have the rest. */
 static inline int plain_cell(const cnorm_cell *cell)
 {
-    const int sigmoid = cell->recurrent_activation == 0 || cell->recurrent_activation == CNORM_ACTIVATION_SIGMOID;
-    if (!sigmoid || cell->activation != CNORM_ACTIVATION_TANH || cell->clip != 0 || cell->zoneout > 0) return 0;
+    if (!usual_functions(cell) || cell->zoneout > 0) return 0;
     if (cell->weight_x.type != CNORM_WEIGHT_F32 || cell->weight_h.type != CNORM_WEIGHT_F32) return 0;
     if (cell->scope != CNORM_SCOPE_NONE || cell->inside_x || cell->inside_h || second_product(cell)) return 0;
     if (cell->kind == CNORM_CELL_GRU) return cell->reset == CNORM_RESET_AFTER;

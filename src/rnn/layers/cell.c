@@ -194,8 +194,9 @@ static void record_step(const layer_record *call, ptrdiff_t n, float *at, float 
     const tape_row row = tape_row_of(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), second_row = row.in2 - row.z2;
     cnorm_cell_scratch to = cell_scratch(cell, n, scratch);
-    to.zx = at + row.zx, to.zh = at + row.zh, to.gates = at + row.gates;
-    to.zx_stride = to.zh_stride = to.gates_stride = row.floats;
+    to.zx = at + row.zx, to.gates = at + row.gates;
+    to.zx_stride = to.gates_stride = row.floats;
+    if (row.zh != row.zx) to.zh = at + row.zh, to.zh_stride = row.floats;
     for (ptrdiff_t s = 0; s < n; ++s) copy_rows(1, row.zx - row.state, state[s], 0, at + s * row.floats + row.state, 0);
     call->kernels->cell_step(cell, n, at + row.x, row.floats, state, &to);
     if (second_row == 0) return;
