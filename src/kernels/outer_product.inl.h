@@ -2,8 +2,9 @@
  *
  *   (1) dW = sum over the rows of a batch of dz x^T: in order, in blocks of 16 rows from zero
  * The order of every sum is fixed by the number of rows alone. A tile of TILE_ROWS rows of dW and at most TILE_COLS
- * columns stays in registers over a block; a strip of x of as many columns stays in L1 while all tiles of TILE_UNITS rows
- * pass. The next tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched. */
+ * columns stays in registers over a block; a strip of x with the columns of a tile stays in L1 while all tiles of
+ * TILE_UNITS rows pass. The next tile of dW and the next units of dz, whose rows are further apart than a page, are
+ * prefetched. */
 
 enum {
     TILE_ROWS = VECTOR_BYTES == 64 ? 8 : 4,   /* of dW, a divisor of TILE_UNITS */
