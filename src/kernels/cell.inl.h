@@ -55,9 +55,9 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *cons
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s];
         const float *z = at->z2 + s * packed_rows(second);
-        if (cell->zoneout > 0) memcpy(at->previous_h, h, (size_t)outputs * sizeof *h);
+        memcpy(at->previous_h, h, (size_t)outputs * sizeof *h);
         if (cell->kind == CNORM_CELL_GRU) {
-            gru_reset_before_state(cell, at->zx + s * at->zx_stride, z, at->in2 + (n + s) * width, h);
+            gru_reset_before_state(cell, at->zx + s * at->zx_stride, z, at->in2 + (n + s) * width, at->previous_h, h);
         } else {
             for (ptrdiff_t j = 0; j < outputs; j += VL_F32) {
                 const f32v v = cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);

@@ -3,23 +3,16 @@
  * other cells are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays
  * zero in every gradient. */
 
-/* the pre-activation of a gate, recomputed from the products on the tape */
-INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
-{
-    const gate_inputs in = {row->cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
-    return preactivation(&in, gate, j);
-}
-
 /* dy f'(a) of gate g, whose value is y; a is recomputed unless the slope follows from y */
 INLINE f32v gate_backward(const row_backward *row, ptrdiff_t gate, ptrdiff_t j, f32v y, f32v dy)
 {
     if (usual_functions(row->cell)) return dy * (gate == LSTM_G ? tanh_slope(y) : sigmoid_slope(y));
-    return other_function_backward(row->cell, gate != LSTM_G, recomputed_gate(row, gate, j), dy);
+    return cell_function_backward(row->cell, gate != LSTM_G, preactivation(&row->in, gate, j), dy);
 }
 /* the same of the candidate or output y, with the argument a */
 INLINE f32v candidate_backward(const cnorm_cell *cell, f32v a, f32v y, f32v dy)
 {
-    return usual_functions(cell) ? dy * tanh_slope(y) : other_function_backward(cell, OF_STATE, a, dy);
+    return usual_functions(cell) ? dy * tanh_slope(y) : cell_function_backward(cell, OF_STATE, a, dy);
 }
 
 /* (3): from dm and dc to the gradient of the clipped c, in dc, and da_o */
@@ -73,45 +66,46 @@ static void lstm_backward(const row_backward *row)
     scope_backward(row, NULL);
 }
 
-/* (6) and (7): computes da. CNORM_RESET_AFTER: stores s(r) in reset. CNORM_RESET_BEFORE: stores s(r) in the place of
+/* (6) and (7): computes da and, in scratch, z and after it r = s(r). CNORM_RESET_BEFORE: stores s(r) in the place of
  * da_r, and dn in z2, too; gru_reset_before_backward does the rest. */
-INLINE void gru_gates_backward(const row_backward *row, float *reset)
+INLINE void gru_gates_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;
     const cnorm_reset reset_form = cell->reset;
-    const gate_inputs in = {cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
     const ptrdiff_t width = row->width;
+    float *z = row->scratch, *r = z + width, *n = r + width, *argument = n + width, *inner = argument + width;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        EACH(g, 2) store_f32(z + g * width + j, preactivation(&row->in, g, j));
+    cell_functions(cell, OF_GATE, 2 * width, z);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = GRU_N * width + j;
-        const f32v z = gate_value(cell, recomputed_gate(row, GRU_Z, j));
-        const f32v r = gate_value(cell, recomputed_gate(row, GRU_R, j));
-        f32v inner, a;
-        if (reset_form == CNORM_RESET_BEFORE) {
-            inner = splat_f32(0);
-            a = load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at);
-        } else {
-            a = gru_argument(&in, j, r, &inner);
-        }
-        const f32v n = candidate(cell, a);
-        const f32v dh = load_f32(row->dm + j), h = load_f32(row->h + j), rest = 1.0f - z;
-        const f32v dn = candidate_backward(cell, a, n, dh * (cell->keep ? rest : z));
-        add_to(row->dh + j, dh * (cell->keep ? z : rest));
-        store_f32(row->da + j, gate_backward(row, GRU_Z, j, z, dh * (cell->keep ? h - n : n - h)));
-        store_f32(row->da + GRU_R * width + j,
-                  reset_form == CNORM_RESET_BEFORE ? r : gate_backward(row, GRU_R, j, r, dn * inner));
-        store_f32(row->da + at, reset_form == CNORM_RESET_CANDIDATE ? dn * r : dn);
-        if (reset_form == CNORM_RESET_AFTER) store_f32(reset + j, r);
+        f32v a, of_r = splat_f32(0);
+        if (reset_form != CNORM_RESET_BEFORE) a = gru_argument(&row->in, j, load_f32(r + j), &of_r);
+        else a = load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at);
+        store_f32(n + j, a);
+        store_f32(argument + j, a);
+        store_f32(inner + j, of_r);
+    }
+    cell_functions(cell, OF_STATE, width, n);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v of_z = load_f32(z + j), of_r = load_f32(r + j), of_n = load_f32(n + j), rest = 1.0f - of_z;
+        const f32v dh = load_f32(row->dm + j), h = load_f32(row->h + j);
+        const f32v dn = candidate_backward(cell, load_f32(argument + j), of_n, dh * (cell->keep ? rest : of_z));
+        add_to(row->dh + j, dh * (cell->keep ? of_z : rest));
+        store_f32(row->da + j, gate_backward(row, GRU_Z, j, of_z, dh * (cell->keep ? h - of_n : of_n - h)));
+        store_f32(row->da + GRU_R * width + j, reset_form == CNORM_RESET_BEFORE
+                                                   ? of_r
+                                                   : gate_backward(row, GRU_R, j, of_r, dn * load_f32(inner + j)));
+        store_f32(row->da + GRU_N * width + j, reset_form == CNORM_RESET_CANDIDATE ? dn * of_r : dn);
         if (reset_form == CNORM_RESET_BEFORE) store_f32(row->z2 + j, dn);
     }
 }
 
 static void gru_backward(const row_backward *row)
 {
-    const cnorm_cell *cell = row->cell;
-    float *reset = row->scratch;
-    gru_gates_backward(row, reset);
-    if (cell->reset == CNORM_RESET_BEFORE) return;
-    scope_backward(row, cell->reset == CNORM_RESET_AFTER ? reset : NULL);
+    const cnorm_reset reset = row->cell->reset;
+    gru_gates_backward(row);
+    if (reset != CNORM_RESET_BEFORE) scope_backward(row, reset == CNORM_RESET_AFTER ? row->scratch + row->width : NULL);
 }
 
 /* (7) for CNORM_RESET_BEFORE, with u in dm and s(r) in the place of da_r */
@@ -129,13 +123,8 @@ static void gru_reset_before_backward(const row_backward *row)
 /* (8) */
 static void rnn_backward(const row_backward *row)
 {
-    const cnorm_cell *cell = row->cell;
-    for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
-        const f32v a = recomputed_gate(row, 0, j);
-        const f32v dy = load_f32(row->dm + j);
-        store_f32(row->da + j, plain_rnn(cell) ? activation_backward(cell->activation, a, dy)
-                                               : other_function_backward(cell, OF_STATE, a, dy));
-    }
+    for (ptrdiff_t j = 0; j < row->width; j += VL_F32) store_f32(row->scratch + j, preactivation(&row->in, 0, j));
+    cell_functions_backward(row->cell, OF_STATE, row->width, row->scratch, row->dm, row->da);
     scope_backward(row, NULL);
 }
 
@@ -163,18 +152,17 @@ static void cell_backward(const cnorm_cell_backward *call)
     const cnorm_cell *cell = call->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width, n = call->n;
     const cell_backward_scratch scratch = cell_backward_scratch_of(cell, call->scratch);
+    const int in_place = cell->scope == CNORM_SCOPE_NONE && usual_functions(cell);
     row_backward rows[SUM_ROWS];
     memset(scratch.dm, 0, (size_t)(n * width) * sizeof *scratch.dm);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *tape = call->tape + s * call->stride;
         const ptrdiff_t after = s * call->dstate_stride;
-        const int in_place = cell->scope == CNORM_SCOPE_NONE && usual_functions(cell);
         rows[s] = (row_backward){.cell = cell,
                                  .zx = tape + call->row.zx,
                                  .zh = tape + call->row.zh,
                                  .z2 = tape + call->row.z2,
-                                 .rstd_x = tape + call->row.zh - CNORM_GATE_PAD,
-                                 .rstd_h = tape + call->row.z2 - CNORM_GATE_PAD,
+                                 .in = gate_inputs_of(cell, tape + call->row.zx, tape + call->row.zh),
                                  .gates = tape + call->row.gates,
                                  .h = tape + call->row.state,
                                  .c = tape + call->row.state + padded_units(cell->weight_h.cols),

@@ -38,7 +38,7 @@ INLINE f32v preactivation(const gate_inputs *in, ptrdiff_t g, ptrdiff_t j)
     return (in->cell->scope == CNORM_SCOPE_SUM ? h : h + part_x(in, g, at)) + load_f32(in->cell->bias + at);
 }
 
-/* Updates c and computes the gates, each [padded units]: s(f), s(i), s(o), tanh(g), or the cell's other functions */
+/* Updates c and computes the gates, each [padded units]: s(f), s(i), s(o), tanh(g) */
 INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
 {
     const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
@@ -47,12 +47,23 @@ INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[LSTM_GATES];
         EACH(g, LSTM_GATES) gate[g] = preactivation(in, g, j);
-        if (usual_functions(in->cell)) activate(LSTM_GATES, f, gate);
-        else
-            EACH(g, LSTM_GATES) gate[g] = other_function(in->cell, g != LSTM_G, gate[g]);
+        activate(LSTM_GATES, f, gate);
         store_f32(c + j, without_tiny(gate[LSTM_F] * load_f32(c + j) + gate[LSTM_I] * gate[LSTM_G]));
         EACH(g, LSTM_GATES) store_f32(gates + g * width + j, gate[g]);
     }
+}
+/* the same with other functions */
+static NOINLINE void other_lstm_gates(const gate_inputs *in, float *c, float *gates)
+{
+    const ptrdiff_t width = padded_units(in->cell->weight_x.units);
+    float *i = gates + LSTM_I * width, *g = gates + LSTM_G * width;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        EACH(k, LSTM_GATES) store_f32(gates + k * width + j, preactivation(in, k, j));
+    cell_functions(in->cell, OF_GATE, LSTM_G * width, gates);
+    cell_functions(in->cell, OF_STATE, width, g);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        store_f32(c + j, without_tiny(load_f32(gates + j) * load_f32(c + j) + load_f32(i + j) * load_f32(g + j)));
+    clear_padding(in->cell, c);
 }
 
 /* h = zoneout previous_h + (1 - zoneout) h */
@@ -84,8 +95,8 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     float *o = gates + LSTM_O * width, *normed = gates + LSTM_GATES * width; /* and then its tanh */
-    lstm_gates(in, c, gates);
-    clear_padding(cell, c);
+    if (usual_functions(cell)) lstm_gates(in, c, gates);
+    else other_lstm_gates(in, c, gates);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     if (cell->cell_norm == CNORM_CELL_NORM_NONE) memcpy(normed, c, (size_t)width * sizeof *c);
@@ -152,13 +163,15 @@ static void gru_reset_before_gates(const gate_inputs *in, const float *h, float 
     cell_functions(in->cell, OF_GATE, width, rh);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(rh + j, load_f32(rh + j) * load_f32(h + j));
 }
-static void gru_reset_before_state(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
+static void gru_reset_before_state(const cnorm_cell *cell, const float *zx, const float *zn, const float *z,
+                                   const float *previous_h, float *h)
 {
-    const ptrdiff_t width = padded_units(cell->weight_x.units);
-    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v n = load_f32(zn + j) + load_f32(zx + GRU_N * width + j) + load_f32(cell->bias + GRU_N * width + j);
-        store_f32(h + j, gru_mix(cell, load_f32(z + j), candidate(cell, n), load_f32(h + j)));
-    }
+    const ptrdiff_t width = padded_units(cell->weight_x.units), at = GRU_N * width;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        store_f32(h + j, load_f32(zn + j) + load_f32(zx + at + j) + load_f32(cell->bias + at + j));
+    cell_functions(cell, OF_STATE, width, h);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        store_f32(h + j, gru_mix(cell, load_f32(z + j), load_f32(h + j), load_f32(previous_h + j)));
     clear_padding(cell, h);
 }
 
@@ -166,10 +179,12 @@ static void rnn_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
+    const int relu = cell->activation == CNORM_ACTIVATION_RELU && cell->clip == 0; /* too short for an array */
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v a = preactivation(in, 0, j);
-        store_f32(h + j,
-                  without_tiny(plain_rnn(cell) ? activated(cell->activation, a) : other_function(cell, OF_STATE, a)));
+        store_f32(h + j, relu ? without_tiny(activated(CNORM_ACTIVATION_RELU, a)) : a);
     }
-    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
+    if (!relu) cell_functions(cell, OF_STATE, width, h);
+    for (ptrdiff_t j = 0; !relu && j < width; j += VL_F32) store_f32(h + j, without_tiny(load_f32(h + j)));
+    clear_padding(cell, h);
 }

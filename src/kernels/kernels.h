@@ -70,7 +70,7 @@ typedef struct cnorm_cell_scratch {
     float *zh;       /* [rows, state_row_floats]: W_h h, then its rstd */
     float *gates;    /* an LSTM's [rows, lstm_gates_floats]; in scratch one row, which all streams use in turn */
     ptrdiff_t zx_stride, zh_stride, gates_stride;
-    float *previous_h; /* [padded outputs]: h of one stream before the step, for zoneout */
+    float *previous_h; /* [padded outputs]: h of one stream before the step */
     float *z2;         /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
     float *in2;        /* [2 rows, padded units]: its inputs, then the update gates s(z); of another GRU two rows */
     float *products;   /* product_scratch_floats: scratch of `products` */

@@ -4,13 +4,13 @@
 /* the inputs, outputs and scratch of one row of a batch */
 typedef struct row_backward {
     const cnorm_cell *cell;
-    float *zx, *zh, *z2;                  /* on the tape */
-    const float *rstd_x, *rstd_h, *gates; /* on the tape */
-    const float *h, *c;                   /* on the tape: before the step */
-    float *dh, *dc;                       /* [padded outputs], [padded units] */
-    float *da, *dm;                       /* [gates, padded units]; [padded units]: dm of (2), later u of (7). da may
-                                             be zx: of each unit all gates are read before one is written */
-    float *scratch, *sums;                /* [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
+    gate_inputs in;             /* on the tape */
+    float *zx, *zh, *z2;        /* on the tape */
+    const float *gates, *h, *c; /* on the tape; h and c before the step */
+    float *dh, *dc;             /* [padded outputs], [padded units] */
+    float *da, *dm;             /* [gates, padded units]; [padded units]: dm of (2), later u of (7). da may be
+                                   zx: of each unit all gates are read before one is written */
+    float *scratch, *sums;      /* [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
     vector_sums at;
     ptrdiff_t width;
 } row_backward;
@@ -85,23 +85,21 @@ static void scope_backward(const row_backward *row, const float *reset)
     float *sums = row->sums, *da = row->da;
     for (ptrdiff_t j = 0; j < length; j += VL_F32) add_to(sums + row->at.bias + j, load_f32(da + j));
     if (cell->scope == CNORM_SCOPE_SPLIT)
-        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->rstd_x, sums + row->at.gain_x,
+        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->in.rstd_x, sums + row->at.gain_x,
                       sums + row->at.inside_x);
-    float *of_h = da;
-    if (cell->scope == CNORM_SCOPE_NONE) {
-        of_h = row->zh;
-        if (row->zx != da) memcpy(row->zx, da, (size_t)length * sizeof *da);
-        if (row->zh != da) memcpy(row->zh, da, (size_t)length_h * sizeof *da);
-    }
+    const int none = cell->scope == CNORM_SCOPE_NONE;
+    float *of_h = none ? row->zh : da;
+    if (none && row->zx != da) memcpy(row->zx, da, (size_t)length * sizeof *da);
+    if (none && row->zh != da) memcpy(row->zh, da, (size_t)length_h * sizeof *da);
     if (reset) /* (7): the part of h */
         for (ptrdiff_t j = 0; j < width; j += VL_F32) {
             const f32v dn = load_f32(of_h + 2 * width + j) * load_f32(reset + j);
             store_f32(of_h + 2 * width + j, dn);
             add_to(sums + row->at.bias_n + j, dn);
         }
-    if (cell->scope != CNORM_SCOPE_NONE) {
+    if (!none) {
         const ptrdiff_t inside = cell->scope == CNORM_SCOPE_SUM ? row->at.inside_x : row->at.inside_h;
-        norm_backward(&cell->weight_h, cell->gain_h, da, row->zh, row->rstd_h, sums + row->at.gain_h, sums + inside);
+        norm_backward(&cell->weight_h, cell->gain_h, da, row->zh, row->in.rstd_h, sums + row->at.gain_h, sums + inside);
     }
     if (cell->scope == CNORM_SCOPE_SUM) memcpy(row->zx, row->zh, (size_t)length * sizeof *da);
 }
