@@ -1,8 +1,5 @@
-/* Layers of frames [channels, positions] with the positions in lanes: products, depthwise sums and prelu. */
-
-/* stores v at y + at, of which nothing from y + end on is written; whole vectors otherwise, whose lanes behind the end
- * of a row are overwritten by those of the next row, which is stored later */
-INLINE void store_in_rows(float *y, ptrdiff_t at, ptrdiff_t end, f32v v) { store_first_f32(y + at, end - at, v); }
+/* Layers of frames [channels, positions] with the positions in lanes: products, depthwise sums and prelu. Whole vectors
+ * are stored, but at the end of y: what they overwrite behind a row's end is stored later. */
 
 INLINE void product_rows(const cnorm_frame_view *x, const cnorm_linear *layer, int count, ptrdiff_t r, ptrdiff_t p,
                          float *y)
@@ -15,7 +12,7 @@ INLINE void product_rows(const cnorm_frame_view *x, const cnorm_linear *layer, i
         const int i = k % FRAME_ROWS, at = i * count + count - 1 - k / FRAME_ROWS; /* the last vectors first */
         if (r + i >= rows) continue;
         const ptrdiff_t to = (r + i) * x->places + p + at % count * VL_F32;
-        store_in_rows(y, to, end, layer->bias ? sum[at] + splat_f32(layer->bias[r + i]) : sum[at]);
+        store_first_f32(y + to, end - to, layer->bias ? sum[at] + splat_f32(layer->bias[r + i]) : sum[at]);
     }
 }
 
@@ -45,11 +42,11 @@ static void frame_depthwise(const cnorm_frame_view *x, const cnorm_conv *conv, f
                 block = t % BLOCK ? block + v : v;
             }
             if (conv->taps > BLOCK) block = total + block;
-            store_in_rows(y, c * places + p, end, conv->bias ? block + splat_f32(conv->bias[c]) : block);
+            if (conv->bias) block += splat_f32(conv->bias[c]);
+            store_first_f32(y + c * places + p, end - c * places - p, block);
         }
 }
 
-/* whole vectors are stored: what they overwrite behind a row's end is stored later */
 static void pad_frame(ptrdiff_t channels, ptrdiff_t positions, const float *x, ptrdiff_t before, ptrdiff_t row,
                       float *y)
 {

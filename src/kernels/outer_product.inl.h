@@ -63,25 +63,12 @@ INLINE void outer_part(const cnorm_outer *call, int vectors, int apart, ptrdiff_
             store_first_f32(dw + i * cols + v * VL_F32, left - v * VL_F32, load_f32(edge + i * TILE_COLS + v * VL_F32));
 }
 
-/* the vectors of the next strip of the `left` columns: of four two, since a tile of one waits for its sums */
-INLINE ptrdiff_t strip_vectors(ptrdiff_t left)
-{
-    const ptrdiff_t vectors = (left + VL_F32 - 1) / VL_F32;
-    return vectors == 4 ? 2 : vectors < COL_VECTORS ? vectors : COL_VECTORS;
-}
-
 static void outer_products(const cnorm_outer *call)
 {
     const ptrdiff_t n = call->n, cols = call->w->cols, units = call->w->units, padded = padded_units(units);
     const int apart = VECTOR_BYTES == 64 && cnorm_cpu_broadcasts_in_fma();
     float *dz = call->scratch;               /* for each TILE_ROWS of TILE_UNITS units [OUTER_ROWS, TILE_ROWS] */
     float *x = dz + OUTER_ROWS * TILE_UNITS; /* strips of columns, each [n, vectors] */
-    for (ptrdiff_t k = 0, vectors; k < cols; k += vectors * VL_F32) {
-        vectors = strip_vectors(cols - k);
-        for (ptrdiff_t t = 0; t < n; ++t)
-            for (ptrdiff_t c = k; c < k + vectors * VL_F32; c += VL_F32)
-                store_f32(x + k * OUTER_ROWS + t * vectors * VL_F32 + c - k, load_first_f32(call->x[t] + c, cols - c));
-    }
     for (ptrdiff_t row = 0; row < call->w->gates * padded; row += TILE_UNITS) {
         const ptrdiff_t there = units - row % padded < TILE_UNITS ? units - row % padded : TILE_UNITS;
         float *dw = call->dw + (row / padded * units + row % padded) * cols;
@@ -94,7 +81,12 @@ static void outer_products(const cnorm_outer *call)
                 memcpy(to + u * TILE_ROWS * OUTER_ROWS, from + u * TILE_ROWS, TILE_ROWS * sizeof *to);
         }
         for (ptrdiff_t k = 0, vectors; k < cols; k += vectors * VL_F32) {
-            vectors = strip_vectors(cols - k);
+            vectors = (cols - k + VL_F32 - 1) / VL_F32;
+            vectors = vectors == 4 ? 2 : vectors < COL_VECTORS ? vectors : COL_VECTORS; /* one waits for its sums */
+            float *strip = x + k * OUTER_ROWS;
+            for (ptrdiff_t t = 0; row == 0 && t < n; ++t)
+                for (ptrdiff_t c = k; c < k + vectors * VL_F32; c += VL_F32, strip += VL_F32)
+                    store_f32(strip, load_first_f32(call->x[t] + c, cols - c));
             for (ptrdiff_t u = 0; u < there; u += TILE_ROWS) {
                 float *to = dw + u * cols + k;
                 if (vectors == 1) outer_part(call, 1, 0, u, there - u, k, to);

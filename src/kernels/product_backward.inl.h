@@ -51,40 +51,35 @@ INLINE void transposed_columns(const transposed_block *of, ptrdiff_t cols, int c
     for (; k < cols; ++k) transposed_tile(of, k, count, 1);
 }
 
-/* Of two vectors of blocks of 2 h lanes: the first half of each block + its second half */
-#define FROM(i, h) ((i) / (h)*2 * (h) + (i) % (h))
-#define FROM_4(k, h) k + FROM(0, h), k + FROM(1, h), k + FROM(2, h), k + FROM(3, h)
-#define FROM_8(k, h) FROM_4(k, h), k + FROM(4, h), k + FROM(5, h), k + FROM(6, h), k + FROM(7, h)
-#define FROM_16(k, h)                                                                                                  \
-    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h), k + FROM(12, h), k + FROM(13, h),  \
-        k + FROM(14, h), k + FROM(15, h)
-#define HALVE(vl, h)                                                                                                   \
+#if VECTOR_BYTES == 64
+#define EACH_LANE(X, h)                                                                                                \
+    X(0, h), X(1, h), X(2, h), X(3, h), X(4, h), X(5, h), X(6, h), X(7, h), X(8, h), X(9, h), X(10, h), X(11, h),      \
+        X(12, h), X(13, h), X(14, h), X(15, h)
+#elif VECTOR_BYTES == 32
+#define EACH_LANE(X, h) X(0, h), X(1, h), X(2, h), X(3, h), X(4, h), X(5, h), X(6, h), X(7, h)
+#else
+#define EACH_LANE(X, h) X(0, h), X(1, h), X(2, h), X(3, h)
+#endif
+#define LOW(i, h) ((i) / (h)*2 * (h) + (i) % (h))
+#define HIGH(i, h) (LOW(i, h) + (h))
+/* of each two vectors of blocks of 2 h lanes: the first half of each block + its second half */
+#define HALVE(h)                                                                                                       \
     for (int i = 0; i < (h); ++i)                                                                                      \
-    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                                          \
-           __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
+    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], EACH_LANE(LOW, h)) +                                        \
+           __builtin_shufflevector(v[2 * i], v[2 * i + 1], EACH_LANE(HIGH, h))
 
 /* lane i of the result is the halving tree over the lanes of v[i] */
 INLINE f32v trees_f32(f32v v[VL_F32])
 {
-#if VECTOR_BYTES == 64
-    HALVE(16, 8);
-    HALVE(16, 4);
-    HALVE(16, 2);
-    HALVE(16, 1);
-#elif VECTOR_BYTES == 32
-    HALVE(8, 4);
-    HALVE(8, 2);
-    HALVE(8, 1);
-#else
-    HALVE(4, 2);
-    HALVE(4, 1);
-#endif
+    HALVE(VL_F32 / 2);
+    if (VL_F32 > 8) HALVE(4);
+    if (VL_F32 > 4) HALVE(2);
+    HALVE(1);
     return v[0];
 }
-#undef FROM
-#undef FROM_4
-#undef FROM_8
-#undef FROM_16
+#undef EACH_LANE
+#undef LOW
+#undef HIGH
 #undef HALVE
 
 /* the trees of VL_F32 sums of HALF_PANEL lanes */
