@@ -179,7 +179,7 @@ static void rnn_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
-    const int relu = cell->activation == CNORM_ACTIVATION_RELU && cell->clip == 0; /* too short for an array */
+    const int relu = cell->activation == CNORM_ACTIVATION_RELU && cell->clip == 0; /* a pass over h takes longer */
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v a = preactivation(in, 0, j);
         store_f32(h + j, relu ? without_tiny(activated(CNORM_ACTIVATION_RELU, a)) : a);

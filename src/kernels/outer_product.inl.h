@@ -81,8 +81,8 @@ static void outer_products(const cnorm_outer *call)
                 memcpy(to + u * TILE_ROWS * OUTER_ROWS, from + u * TILE_ROWS, TILE_ROWS * sizeof *to);
         }
         for (ptrdiff_t k = 0, vectors; k < cols; k += vectors * VL_F32) {
-            vectors = (cols - k + VL_F32 - 1) / VL_F32;
-            vectors = vectors == 4 ? 2 : vectors < COL_VECTORS ? vectors : COL_VECTORS; /* one waits for its sums */
+            vectors = (cols - k + VL_F32 - 1) / VL_F32; /* of four two, since a tile of one waits for its sums */
+            vectors = vectors == 4 ? 2 : vectors < COL_VECTORS ? vectors : COL_VECTORS;
             float *strip = x + k * OUTER_ROWS;
             for (ptrdiff_t t = 0; row == 0 && t < n; ++t)
                 for (ptrdiff_t c = k; c < k + vectors * VL_F32; c += VL_F32, strip += VL_F32)
