@@ -197,28 +197,29 @@ class ConvTranspose(op_conv_transpose.ConvTranspose):
     """Groups of several output channels, which onnx refuses, and a product for each tap, where onnx has loops."""
 
     def _run(self, x, w, b=None, group=None, **options):
-        group = group or 1
-        parts = zip(np.split(x, group, 1), np.split(w, group), strict=True)
         given = options.get("auto_pad", "NOTSET") == "NOTSET" and not options.get("output_shape")
-        one = _transposed if given else self._of_group
-        y = np.concatenate([one(*part, options) for part in parts], 1)
+        y = (_transposed if given else self._of_groups)(x, w, group or 1, options)
         return (y if b is None else y + b.reshape(-1, *(1,) * (x.ndim - 2)),)
 
-    def _of_group(self, x, w, options):
-        return super()._run(x, w, None, group=1, **options)[0]
+    def _of_groups(self, x, w, group, options):
+        run, parts = super()._run, zip(np.split(x, group, 1), np.split(w, group), strict=True)
+        return np.concatenate([run(*part, None, group=1, **options)[0] for part in parts], 1)
 
 
-def _transposed(x, w, options):
-    """One group of x [rows, channels, ...] and w [channels, outputs, ...]."""
+def _transposed(x, w, group, options):
+    """x [rows, channels, ...] through w [channels, outputs of a group, ...]."""
     axes = x.ndim - 2
     strides, dilations = (options.get(name) or [1] * axes for name in ("strides", "dilations"))
     pads, more = options.get("pads") or [0] * 2 * axes, options.get("output_padding") or [0] * axes
     reach = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], strides, strict=True)]
     sizes = [r + (k - 1) * d + o for r, k, d, o in zip(reach, w.shape[2:], dilations, more, strict=True)]
-    y = np.zeros((len(x), w.shape[1], *sizes), np.result_type(x, w))
+    channels, outputs = len(w) // group, w.shape[1]
+    y = np.zeros((len(x), group * outputs, *sizes), np.result_type(x, w))
+    parts = np.reshape(x, (len(x), group, channels, prod(x.shape[2:])))
     for tap in np.ndindex(*w.shape[2:]):
         at = [slice(k * d, k * d + r, s) for k, d, r, s in zip(tap, dilations, reach, strides, strict=True)]
-        y[(..., *at)] += np.einsum("nc...,co->no...", x, w[(..., *tap)])
+        taken = np.reshape(w[(..., *tap)], (group, channels, outputs)).swapaxes(1, 2)
+        y[(..., *at)] += np.reshape(taken @ parts, (len(x), group * outputs, *x.shape[2:]))
     return y[(..., *(slice(pads[i], sizes[i] - pads[i + axes]) for i in range(axes)))]
 
 

@@ -36,8 +36,14 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: floa
     an engine is beyond that: sums round in proportion to their terms, among them a bias that hides the inputs.
     """
     # infinity and NaN do not enlarge the bound
-    size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))
-    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * sensitivity if math.isfinite(sensitivity) else 0.0)
+    size = np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact))
+    return float(_of_each(longest, size, unit, sensitivity))
+
+
+def _of_each(longest: int, sizes, unit: float, sensitivity) -> np.ndarray:
+    """`bound` of each element alone, from its size and its sensitivity."""
+    sizes, changes = (np.where(np.isfinite(each), each, 0.0) for each in (sizes, sensitivity))
+    return np.maximum(4 * unit * math.sqrt(max(longest, 64)) * np.maximum(sizes, 1.0), 4 * changes)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,10 @@ class Measure:
     def allowed(self, exact, sensitivity) -> float:
         return self.frames * bound(self.longest, exact, self.unit, _largest(sensitivity))
 
+    def each_allowed(self, sizes, sensitivity) -> np.ndarray:
+        """What is allowed of each element alone."""
+        return self.frames * _of_each(self.longest, sizes, self.unit, sensitivity)
+
     def add(self, engine, against, tensor, distance, exact, allowed: float, place: tuple[int, int]) -> None:
         size = np.broadcast_to(np.abs(exact), distance.shape)
         units = np.spacing(size[size >= NEAR_0].astype(self.dtype)).astype(np.float64)
@@ -154,8 +164,7 @@ class Elements:
     def worst(self, measure: Measure) -> Iterator[tuple]:
         """Of each tensor the element that uses most of its bound: arguments of `Measure.add`."""
         for (engine, tensor), distance in sorted(self.distance.items()):
-            pairs = zip(self.exact[tensor], self.sensitivity[tensor], strict=True)
-            allowed = np.array([measure.allowed(exact, change) for exact, change in pairs])
+            allowed = measure.each_allowed(self.exact[tensor], self.sensitivity[tensor])
             worst = int(np.argmax(distance / allowed))
             near = slice(worst, worst + 1)
             yield engine, "float64", tensor, distance[near], self.exact[tensor][near], float(allowed[worst])

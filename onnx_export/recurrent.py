@@ -230,17 +230,16 @@ class Direction:
 
     def _sum(self, terms: Sequence[tuple[np.ndarray | Approximate, np.ndarray]], bias: np.ndarray, unit: float):
         """sum of x @ w.T for (x, w), and a bias."""
+        if not unit:
+            products = ((x.value if isinstance(x, Approximate) else x) @ w.T for x, w in terms)
+            return Approximate(sum(products, start=bias), _NONE, 0.0)
         value, size, carried, n = bias, np.abs(bias), np.zeros_like(bias), 2
         for x, w in terms:
             x = x if isinstance(x, Approximate) else _exact(x, unit)
             value = value + x.value @ w.T
-            if not unit:
-                continue
             size = size + np.abs(x.value) @ np.abs(w).T
             carried = carried + x.error @ np.abs(w).T
             n += w.shape[1]
-        if not unit:
-            return Approximate(value, _NONE, 0.0)
         return Approximate(value, carried + _DEVIATIONS * unit * np.sqrt(n) * size, unit)
 
     def _gate(self, index: int) -> slice:
