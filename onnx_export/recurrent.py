@@ -1,7 +1,7 @@
 """The operators LSTM, GRU and RNN in float64, with bounds on the error of a step in a narrower type.
 
-Formulas: the ONNX operator documentation. Every value is a pair: the number, and a bound on its error when the step is
-computed with the unit roundoff u. A sum of n products is off by at most
+Formulas: the ONNX operator documentation. Where bounds are wanted, every value is a pair: the number, and a bound on
+its error when the step is computed with the unit roundoff u. A sum of n products is off by at most
 
     6 u sqrt(n) sum |w| |x|,
 
@@ -13,6 +13,7 @@ of gates carry errors by the product rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,6 @@ __all__ = ["ACTIVATIONS", "GATES", "KERNELS", "Cell", "Direction", "State", "is_
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _DEVIATIONS = 6.0
-_NONE = np.zeros(())  # the error of numbers without bounds
 ACTIVATION = 8.0  # roundings of an activation, in units: its own and those of a rational approximation
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -135,7 +135,7 @@ def _activations(kind: str, given: Mapping[str, Any], directions: int):
 class Approximate:
     """Numbers and bounds on their errors, with the arithmetic that carries both; u is the unit roundoff.
 
-    With u = 0 no bound is carried: the error is one 0.
+    Where no bounds are wanted, u is 0 and arrays take the place of these: they know the same operators.
     """
 
     value: np.ndarray
@@ -144,54 +144,57 @@ class Approximate:
 
     def __add__(self, other: Approximate) -> Approximate:
         value = self.value + other.value
-        if not self.unit:
-            return Approximate(value, _NONE, 0.0)
         return Approximate(value, self.error + other.error + self.unit * np.abs(value), self.unit)
 
     def __mul__(self, other: Approximate) -> Approximate:
         value = self.value * other.value
-        if not self.unit:
-            return Approximate(value, _NONE, 0.0)
         error = np.abs(self.value) * other.error + np.abs(other.value) * self.error + self.error * other.error
         return Approximate(value, error + self.unit * np.abs(value), self.unit)
 
-    def complement(self) -> Approximate:
-        """1 - self."""
-        if not self.unit:
-            return Approximate(1 - self.value, _NONE, 0.0)
-        return Approximate(1 - self.value, self.error + self.unit * np.abs(1 - self.value), self.unit)
+    def __rsub__(self, number: float) -> Approximate:
+        value = number - self.value
+        return Approximate(value, self.error + self.unit * np.abs(value), self.unit)
 
-    def through(self, function: Function) -> Approximate:
-        """A monotone function of it."""
-        value = function(self.value)
-        if not self.unit:
-            return Approximate(value, _NONE, 0.0)
-        differences = [np.abs(function(self.value + sign * self.error) - value) for sign in (1, -1)]
-        return Approximate(
-            value, np.maximum(*differences) + ACTIVATION * self.unit * np.maximum(np.abs(value), 1), self.unit
-        )
+    def __getitem__(self, part) -> Approximate:
+        return Approximate(self.value[part], self.error[part], self.unit)
 
-    def columns(self, start: int, stop: int) -> Approximate:
-        """A slice of the last axis."""
-        error = self.error[..., start:stop] if self.unit else _NONE
-        return Approximate(self.value[..., start:stop], error, self.unit)
+
+Number = np.ndarray | Approximate
+
+
+def _through(number: Number, function: Function) -> Number:
+    """A monotone function of a number."""
+    if not isinstance(number, Approximate):
+        return function(number)
+    value, unit = function(number.value), number.unit
+    differences = [np.abs(function(number.value + sign * number.error) - value) for sign in (1, -1)]
+    return Approximate(value, np.maximum(*differences) + ACTIVATION * unit * np.maximum(np.abs(value), 1), unit)
+
+
+def _value(number: Number) -> np.ndarray:
+    return number.value if isinstance(number, Approximate) else number
 
 
 @dataclass(frozen=True)
 class State:
     """h and, of an LSTM, c [rows, units]."""
 
-    h: Approximate
-    c: Approximate | None = None
+    h: Number
+    c: Number | None = None
 
     @classmethod
     def exact(cls, h: np.ndarray, c: np.ndarray | None, unit: float) -> State:
         """A state without errors."""
         return cls(_exact(h, unit), None if c is None else _exact(c, unit))
 
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of its bounds, 0 if it has none."""
+        return self.h.unit if isinstance(self.h, Approximate) else 0.0
 
-def _exact(value: np.ndarray, unit: float) -> Approximate:
-    return Approximate(value, np.zeros_like(value) if unit else _NONE, unit)
+
+def _exact(value: np.ndarray, unit: float) -> Number:
+    return Approximate(value, np.zeros_like(value), unit) if unit else value
 
 
 @dataclass(frozen=True)
@@ -226,17 +229,18 @@ class Direction:
     def _clipped(self, index: int) -> Function:
         """An activation behind the clip."""
         function, limit = self.activations[index], self.cell.clip
-        return function if np.isinf(limit) else lambda a: function(np.clip(a, -limit, limit))
+        return function if math.isinf(limit) else lambda a: function(np.clip(a, -limit, limit))
 
-    def _sum(self, terms: Sequence[tuple[np.ndarray | Approximate, np.ndarray]], bias: np.ndarray, unit: float):
+    def _sum(self, terms: Sequence[tuple[Number, np.ndarray]], bias: np.ndarray, unit: float) -> Number:
         """sum of x @ w.T for (x, w), and a bias."""
+        value = bias
+        for x, w in terms:
+            value = value + _value(x) @ w.T
         if not unit:
-            products = ((x.value if isinstance(x, Approximate) else x) @ w.T for x, w in terms)
-            return Approximate(sum(products, start=bias), _NONE, 0.0)
-        value, size, carried, n = bias, np.abs(bias), np.zeros_like(bias), 2
+            return value
+        size, carried, n = np.abs(bias), np.zeros_like(bias), 2
         for x, w in terms:
             x = x if isinstance(x, Approximate) else _exact(x, unit)
-            value = value + x.value @ w.T
             size = size + np.abs(x.value) @ np.abs(w).T
             carried = carried + x.error @ np.abs(w).T
             n += w.shape[1]
@@ -246,32 +250,32 @@ class Direction:
         return slice(index * self.units, (index + 1) * self.units)
 
     def _rnn(self, x: np.ndarray, before: State) -> State:
-        total = self._sum([(x, self.w), (before.h, self.r)], self.wb + self.rb, before.h.unit)
-        return State(total.through(self._clipped(0)))
+        total = self._sum([(x, self.w), (before.h, self.r)], self.wb + self.rb, before.unit)
+        return State(_through(total, self._clipped(0)))
 
     def _gru(self, x: np.ndarray, before: State) -> State:
-        unit, h, both, last = before.h.unit, before.h, 2 * self.units, self._gate(2)
+        unit, h, both, last = before.unit, before.h, 2 * self.units, self._gate(2)
         gates = self._sum([(x, self.w[:both]), (h, self.r[:both])], (self.wb + self.rb)[:both], unit)
-        gates = gates.through(self._clipped(0))
-        z, r = gates.columns(0, self.units), gates.columns(self.units, both)
+        gates = _through(gates, self._clipped(0))
+        z, r = gates[..., : self.units], gates[..., self.units :]
         if self.cell.linear_before_reset:
             inner = r * self._sum([(h, self.r[last])], self.rb[last], unit)
             total = self._sum([(x, self.w[last])], self.wb[last], unit) + inner
         else:
             total = self._sum([(x, self.w[last]), (r * h, self.r[last])], (self.wb + self.rb)[last], unit)
-        return State(z.complement() * total.through(self._clipped(1)) + z * h)
+        return State((1 - z) * _through(total, self._clipped(1)) + z * h)
 
     def _lstm(self, x: np.ndarray, before: State) -> State:
-        unit, h, c = before.h.unit, before.h, before.c
+        unit, h, c = before.unit, before.h, before.c
         assert c is not None
         total = self._sum([(x, self.w), (h, self.r)], self.wb + self.rb, unit)
-        i, o, f, g = (total.columns(k * self.units, (k + 1) * self.units) for k in range(4))
+        i, o, f, g = (total[..., self._gate(k)] for k in range(4))
         p_i, p_o, p_f = (_exact(p, unit) for p in self.peepholes)
-        i = (i + p_i * c).through(self._clipped(0))
-        f = i.complement() if self.cell.input_forget else (f + p_f * c).through(self._clipped(0))
-        c = f * c + i * g.through(self._clipped(1))
-        o = (o + p_o * c).through(self._clipped(0))
-        return State(o * c.through(self._clipped(2)), c)
+        i = _through(i + p_i * c, self._clipped(0))
+        f = 1 - i if self.cell.input_forget else _through(f + p_f * c, self._clipped(0))
+        c = f * c + i * _through(g, self._clipped(1))
+        o = _through(o + p_o * c, self._clipped(0))
+        return State(o * _through(c, self._clipped(2)), c)
 
 
 def directions(cell: Cell, w, r, b=None, p=None) -> list[Direction]:
@@ -320,7 +324,7 @@ def steps(
         after = move(after) if move else after
         active = (time < lengths)[:, None]
         pairs = [(new, old) for new, old in ((after.h, state.h), (after.c, state.c)) if new is not None]
-        kept = State(*(_exact(np.where(active, new.value, old.value), new.unit) for new, old in pairs))
+        kept = State(*(_exact(np.where(active, _value(new), _value(old)), start.unit) for new, old in pairs))
         yield Step(time, active, state, after, kept)
         state = kept
 
@@ -353,12 +357,12 @@ def run(cell: Cell, inputs: Sequence[np.ndarray | None], *, unit: float = 0.0, m
         start = initial(cell, direction, i, rows, (h0, c0), unit)
         y, state = np.zeros((len(x), rows, direction.units)), start
         for step in steps(direction, cell.directions[i] == "reverse", x, lengths, start, move):
-            y[step.time] = np.where(step.active, step.after.h.value, 0.0)
+            y[step.time] = np.where(step.active, _value(step.after.h), 0.0)
             state = step.kept
         ys.append(y)
         last.append(state)
-    finals = [np.stack([s.h.value for s in last])]
-    finals += [np.stack([s.c.value for s in last])] if cell.kind == "LSTM" else []
+    finals = [np.stack([_value(s.h) for s in last])]
+    finals += [np.stack([_value(s.c) for s in last])] if cell.kind == "LSTM" else []
     y = np.stack(ys, axis=1)
     if cell.layout:
         return [np.transpose(y, (2, 0, 1, 3)), *(np.swapaxes(each, 0, 1) for each in finals)]

@@ -83,7 +83,7 @@ def test_one_state_of_an_lstm_as_an_input_is_a_refusal(given, tmp_path, rng):
 def test_limits_follow_the_size_of_the_file(path, monkeypatch):
     body = "raise ValueError([resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)])"
     monkeypatch.setattr("onnx_export.child._START", STUB.format(body))
-    with pytest.raises(ValueError, match=rf"^\[{(2 << 30) + 64 * os.path.getsize(path)}, 30\]$"):
+    with pytest.raises(ValueError, match=rf"^\[{(2 << 30) + 64 * os.path.getsize(path)}, 18\]$"):
         onnx_export.load(path)
     with pytest.raises(ValueError, match=rf"^\[{3 << 30}, 902\]$"):
         onnx_export.load(path, timeout=900, memory=3 << 30)

@@ -142,6 +142,28 @@ def test_the_bound_covers_float32_and_is_not_slack(rng, kind):
     assert 0.01 < used < 1
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda a, b: a + b,
+        lambda a, b: a * b,
+        lambda a, b: 1 - a,
+        lambda a, b: b[..., 1:],
+        lambda a, b: recurrent._through(a, np.tanh),
+    ],
+    ids=["sum", "product", "complement", "part", "function"],
+)
+def test_a_bound_is_what_the_errors_of_the_arguments_move_the_result_by(rng, operation):
+    values, errors = rng.standard_normal((2, 3, 4)), rng.uniform(1e-3, 2e-3, (2, 3, 4))
+    found = operation(*(recurrent.Approximate(*pair, 2.0**-24) for pair in zip(values, errors, strict=True)))
+    exact = operation(*values)
+    ends = [operation(values[0] + i * errors[0], values[1] + j * errors[1]) for i in (1, -1) for j in (1, -1)]
+    moved = np.max(np.abs(np.array(ends) - exact), axis=0)
+    np.testing.assert_array_equal(found.value, exact)
+    np.testing.assert_array_less(moved, found.error * (1 + 1e-12))
+    np.testing.assert_array_less(found.error, moved + 1e-6)  # some roundings
+
+
 def test_what_there_is_not_is_refused():
     for attributes, says in (
         ({"direction": "sideways"}, "no direction"),
