@@ -179,6 +179,7 @@ static void cell_backward(const cnorm_cell_backward *call)
     float *z2 = call->tape + call->row.z2;
     if (cell->weight_p.panels) products_backward(&cell->weight_p, n, z2, call->stride, scratch.dm, width, 0);
     for (ptrdiff_t s = 0; s < n; ++s) {
+        prefetch(rows[s + 1 < n ? s + 1 : s].h, 0, (call->row.floats - call->row.state) * (ptrdiff_t)sizeof(float));
         if (cell->kind == CNORM_CELL_LSTM) lstm_backward(&rows[s]);
         else if (cell->kind == CNORM_CELL_GRU) gru_backward(&rows[s]);
         else rnn_backward(&rows[s]);

@@ -48,6 +48,7 @@ INLINE void product_tile(const product_call *call, int half, int width, int coun
             }
         float *z = call->z + first * call->z_stride + r;
         EACH(s, count) {
+            if (begin == BLOCK) prefetch(z, count * call->z_stride * (ptrdiff_t)sizeof(float), width * VECTOR_BYTES);
             EACH(v, width) {
                 const f32v so_far = begin ? load_f32(z + v * VL_F32) : splat_f32(0);
                 store_f32(z + v * VL_F32, so_far + block[s * width + v]);
@@ -197,12 +198,10 @@ RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *cons
 static void products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, product_options options, float *z,
                      ptrdiff_t z_stride, float *scratch)
 {
-    if (w->type == CNORM_WEIGHT_I8) {
-        products_int8(w, n, x, options, z, z_stride, scratch);
-        return;
-    }
+    const int int8 = w->type == CNORM_WEIGHT_I8;
     ptrdiff_t s = 0;
-    while (s < n && !is_tiny(w->cols, x[s])) ++s;
-    if (s < n) products_floored(w, n, x, options, z, z_stride, scratch);
+    while (!int8 && s < n && !is_tiny(w->cols, x[s])) ++s;
+    if (int8) products_int8(w, n, x, options, z, z_stride, scratch);
+    else if (s < n) products_floored(w, n, x, options, z, z_stride, scratch);
     else products_of(w, n, x, options, z, z_stride);
 }

@@ -80,19 +80,16 @@ INLINE int32_t quantize(ptrdiff_t n, const float *x, int8_scale scale, int16_t *
 static void scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels, const float *add, float *z)
 {
     const float *scale = w->panels;
-    const ptrdiff_t rows = packed_rows(w);
     const u32v bias = (u32v){0} + (uint32_t)q_sum * CNORM_INT8_BIAS;
-    for (ptrdiff_t r = 0; r < rows; r += PANEL) {
+    for (ptrdiff_t r = 0; r < packed_rows(w); r += PANEL)
         EACH(i, LANE_VECTORS) {
             const ptrdiff_t at = r + i * VL_F32;
             u32v sums; /* modulo 2^32 */
             memcpy(&sums, z + at, sizeof sums);
-            f32v v =
-                __builtin_convertvector((i32v)(sums - bias), f32v) * (load_f32(scale + at) * splat_f32(from_levels));
-            if (add) v += load_f32(add + at);
-            store_f32(z + at, v);
+            const f32v unit = load_f32(scale + at) * splat_f32(from_levels);
+            const f32v v = __builtin_convertvector((i32v)(sums - bias), f32v) * unit;
+            store_f32(z + at, add ? v + load_f32(add + at) : v);
         }
-    }
 }
 
 /* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */

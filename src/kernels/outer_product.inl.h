@@ -3,8 +3,7 @@
  *   (1) dW = sum over the rows of a batch of dz x^T: in order, in blocks of 16 rows from zero
  * The order of every sum is fixed by the number of rows alone. A tile of TILE_ROWS rows of dW and at most TILE_COLS
  * columns stays in registers over a block; a strip of x with the columns of a tile stays in L1 while all tiles of
- * TILE_UNITS rows pass. The next tile of dW and the next units of dz, whose rows are further apart than a page, are
- * prefetched. */
+ * TILE_UNITS rows pass. The next tile, strip and units are prefetched: rows are further apart than a page. */
 
 enum {
     TILE_ROWS = VECTOR_BYTES == 64 ? 8 : 4,   /* of dW, a divisor of TILE_UNITS */
@@ -14,29 +13,30 @@ enum {
 };
 
 /* A tile of (1): dw [TILE_ROWS, vectors], rows `stride` apart, from dz [n, TILE_ROWS] and x [n, vectors]; `vectors` and
- * `apart` are constants. Each block is added to dw in memory: see product_tile. With AVX-512 a broadcast that
- * multiply-adds share is an instruction of its own: 14 % less time on Zen 5, 1 to 3 % on Cascade Lake, but it takes the
- * place of a multiply-add on Zen 4 (2026-11-29). `apart`: none is shared, by another address, which the compiler can't
- * know to be equal. */
+ * `apart` are constants. Each block is added to dw in memory: see product_tile. To begin with its first product, not 0,
+ * takes 0.96 of the time (Zen 3, 2026-12-01): the same bits, since no -0 is added to. With AVX-512 a broadcast that
+ * multiply-adds share is an instruction: 14 % less time on Zen 5, 1 to 3 % on Cascade Lake, but on Zen 4 it takes the
+ * place of a multiply-add (2026-11-29). `apart`: none is shared, by another address, whose equality GCC can't know. */
 INLINE void outer_tile(const cnorm_outer *call, int vectors, int apart, const float *dz, const float *x, float *dw,
                        ptrdiff_t stride)
 {
-    const ptrdiff_t n = call->n;
-    for (ptrdiff_t row = 0; row < n; row += BLOCK) {
-        const ptrdiff_t end = n - row < BLOCK ? n : row + BLOCK;
-        f32v block[COL_VECTORS * TILE_ROWS] = {{0}};
-        for (ptrdiff_t t = row; t < end; ++t) {
-            const float *from = dz + t * TILE_ROWS, *again = from;
-            f32v at[COL_VECTORS];
-            if (apart) __asm__("" : "+r"(again));
-            EACH(v, vectors) at[v] = load_f32(x + (t * vectors + v) * VL_F32);
-            EACH(i, vectors * TILE_ROWS)
-                block[i] = fma_f32(at[i % vectors], splat_f32((i % vectors ? again : from)[i / vectors]), block[i]);
-        }
-        const int onto = row || call->onto;
+    for (ptrdiff_t row = 0; row < call->n; row += BLOCK) {
+        const ptrdiff_t end = call->n - row < BLOCK ? call->n : row + BLOCK;
+        f32v block[COL_VECTORS * TILE_ROWS];
+        EACH(later, 2) /* the first row, and the others */
+            for (ptrdiff_t t = row + later; t < (later ? end : row + 1); ++t) {
+                const float *from = dz + t * TILE_ROWS, *again = from;
+                f32v at[COL_VECTORS];
+                if (apart) __asm__("" : "+r"(again));
+                EACH(v, vectors) at[v] = load_f32(x + (t * vectors + v) * VL_F32);
+                EACH(i, vectors * TILE_ROWS) {
+                    const f32v factor = splat_f32((i % vectors ? again : from)[i / vectors]);
+                    block[i] = later ? fma_f32(at[i % vectors], factor, block[i]) : at[i % vectors] * factor;
+                }
+            }
         EACH(i, vectors * TILE_ROWS) {
             float *to = dw + i / vectors * stride + i % vectors * VL_F32;
-            store_f32(to, (onto ? load_f32(to) : splat_f32(0)) + block[i]);
+            store_f32(to, (row || call->onto ? load_f32(to) : splat_f32(0)) + block[i]);
         }
     }
 }
@@ -84,9 +84,11 @@ static void outer_products(const cnorm_outer *call)
             vectors = (cols - k + VL_F32 - 1) / VL_F32; /* of four two, since a tile of one waits for its sums */
             vectors = vectors == 4 ? 2 : vectors < COL_VECTORS ? vectors : COL_VECTORS;
             float *strip = x + k * OUTER_ROWS;
-            for (ptrdiff_t t = 0; row == 0 && t < n; ++t)
+            for (ptrdiff_t t = 0; row == 0 && t < n; ++t) {
+                prefetch(call->x[t] + k, vectors * VECTOR_BYTES, vectors * VECTOR_BYTES);
                 for (ptrdiff_t c = k; c < k + vectors * VL_F32; c += VL_F32, strip += VL_F32)
                     store_f32(strip, load_first_f32(call->x[t] + c, cols - c));
+            }
             for (ptrdiff_t u = 0; u < there; u += TILE_ROWS) {
                 float *to = dw + u * cols + k;
                 if (vectors == 1) outer_part(call, 1, 0, u, there - u, k, to);

@@ -18,6 +18,7 @@ typedef struct transposed_block {
     const float *w, *d;                       /* w [panels][columns, PANEL] */
     ptrdiff_t first, panels, apart, d_stride; /* of W's panels; floats from one to the next */
     float (*lanes)[COLS_TOGETHER][HALF_PANEL];
+    uintptr_t ahead; /* a panel of the next block; each pass prefetches its part */
 } transposed_block;
 
 /* adds a block to the lanes of `count` rows, for `cols` columns from k on; count and cols are constants */
@@ -27,6 +28,7 @@ INLINE void transposed_tile(const transposed_block *of, ptrdiff_t k, int count, 
     for (int first = 0; first < HALF_PANEL; first += VL_F32) {
         const float *at = of->w + k * PANEL + first, *from = of->d + first;
         f32v block[TRANSPOSED_TILE] = {{0}};
+        if (cols > 1) prefetch((const void *)of->ahead, 4 * (k * PANEL + 2 * cols * first), 2 * cols * VECTOR_BYTES);
         for (ptrdiff_t q = 0; q < of->panels; ++q, at += of->apart, from += PANEL)
             EACH(half, 2) {
                 f32v d[TILE_STREAMS];
@@ -114,12 +116,14 @@ static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d
             const int copied = last - first >= COPIED_FROM && apart * (ptrdiff_t)sizeof(float) % PAGE_BYTES == 0;
             for (ptrdiff_t p = 0; p < panels; p += PANELS_IN_BLOCK) {
                 const ptrdiff_t left = panels - p, here = left < PANELS_IN_BLOCK ? left : PANELS_IN_BLOCK;
-                const float *at = (const float *)w->panels + p * apart + k * PANEL;
+                const float *all = w->panels, *at = all + p * apart + k * PANEL;
+                const uintptr_t ahead = (uintptr_t)(left > here ? at + here * apart : all + (k + cols) * PANEL);
                 for (ptrdiff_t i = 0; copied && i < here * FLOATS; i += 4 * VL_F32)
                     EACH(v, 4)
                         store_f32(copy + i + v * VL_F32, load_f32(at + i / FLOATS * apart + i % FLOATS + v * VL_F32));
-                transposed_block of = {copied ? copy : at, NULL, p, here, copied ? FLOATS : apart, d_stride, NULL};
-                for (ptrdiff_t s = first, count; s < last; s += count) {
+                transposed_block of = {copied ? copy : at,      NULL,     p,    here,
+                                       copied ? FLOATS : apart, d_stride, NULL, ahead};
+                for (ptrdiff_t s = first, count; s < last; s += count, of.ahead += (uintptr_t)apart * sizeof *at) {
                     count = tile_streams(last - s);
                     of.d = d + s * d_stride + p * PANEL;
                     of.lanes = lanes + s - first;

@@ -28,13 +28,11 @@ enum {
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
-/* Products of several vectors (matmul.inl.h). 64 vectors, 64->256 to 512->2048, in parts of the peak of FMA on Cascade
- * Lake: 77 to 83 % with AVX2, 59 to 76 % by tiles of 2 x 4 without strips; 71 to 80 instead of 51 to 69 % with AVX-512
- * (2026-11-28). On Zen 5 92 to 97 and 87 to 91 %; 69 % where each multiply-add has a broadcast of its own (2026-11-29).
- * NEON was not measured. Where a multiply-add is emulated, wider tiles are only larger: 9 kB of the wheel.
- * From WIDENED_FROM vectors on, a strip of float16 is widened once for all: 0.80 of the time of 64 vectors with AVX2,
- * 0.87 to 0.96 of 8 to 16, but 1.0 to 1.5 of 2 to 7; with AVX-512 1.0 of 64, 1.05 to 1.7 of fewer; without F16C 0.78 of
- * 64, 0.94 of 2 (Zen 5, 2026-11-30). */
+/* Products of 64 vectors (matmul.inl.h), 64->256 to 512->2048, in parts of the peak of FMA, with AVX2 and AVX-512: on
+ * Cascade Lake 77 to 83 and 71 to 80 % (2026-11-28), on Zen 5 92 to 97 and 87 to 91 % (2026-11-29). NEON was not
+ * measured. Where a multiply-add is emulated, wider tiles are only larger: 9 kB of the wheel.
+ * From WIDENED_FROM vectors on, a strip of float16 is widened once for all: 0.80 to 0.96 of the time of 64 to 8 vectors
+ * with AVX2, but 1.0 to 1.5 of fewer; with AVX-512 1.0 to 1.7; without F16C 0.78 to 0.94 (Zen 5, 2026-11-30). */
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
 enum { REGISTERS = 32, TILE_VECTORS = 4, TILE_STREAMS = 4, WIDENED_FROM = CNORM_ROWS + 1, BLOCKS_AT_ONCE = 2 };
 #elif VECTOR_BYTES == 32
